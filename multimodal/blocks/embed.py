@@ -1,0 +1,33 @@
+"""From raw input to tokens.
+
+B batch, C channels, N tokens, D embed_dim, (h, w) grid of patches, (p, q) patch size
+"""
+
+from torch import Tensor, nn
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches, each projected to a token ("An Image is Worth 16x16 Words", section 3.1).
+
+    A Linear over flattened patches equals the strided convolution of other code, weight reshaped; in bf16 it is faster.
+
+    Args:
+        patch_size: (height, width) of a patch in pixels.
+        in_channels: channels of the image.
+        embed_dim: width of a token.
+        bias: on the projection.
+    """
+
+    def __init__(self, patch_size: tuple[int, int], in_channels: int, embed_dim: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Linear(in_channels * patch_size[0] * patch_size[1], embed_dim, bias=bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, C, h·p, w·q] -> [B, h·w, D], row by row; ValueError where the patch does not divide the image."""
+        height, width = images.shape[-2:]
+        p, q = self.patch_size
+        if height % p or width % q:
+            raise ValueError(f"image size {height} x {width} is not a multiple of the patch size {p} x {q}")
+        patches = images.unflatten(3, (-1, q)).unflatten(2, (-1, p))  # [B, C, h, p, w, q]
+        return self.proj(patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
