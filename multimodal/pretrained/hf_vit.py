@@ -1,0 +1,248 @@
+"""Hugging Face's ViT: folders of `ViTForImageClassification` and `ViTModel`, under the key names that are published.
+
+Those differ from the names in memory since transformers 5, and transformers translates at its own door: a module in
+memory is therefore saved and read back. Reading and writing folders needs no transformers.
+"""
+
+import json
+import math
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from multimodal.models.vit import ViTConfig
+from multimodal.pretrained.files import one_line, read_folder_weights, read_json, write_safetensors, write_whole
+from multimodal.pretrained.keymap import KeyMap, Reshape, Rule
+from multimodal.pretrained.record import Checkpoint, build_config, plain_config, require, template
+
+# ------------------------------------------------------------------------------------------------------- the tables
+
+
+def rules(config: ViTConfig, prefix: str) -> list[Rule]:
+    """HF's published names and ours; `prefix` is `vit.` beside a classifier, empty for a bare `ViTModel`."""
+    dim = config.embed_dim
+    theirs, ours = f"{prefix}encoder.layer.*", "encoder.blocks.*"
+    tokens = (Reshape((1, -1, dim), (-1, dim)),)
+    patch = Reshape((dim, config.in_channels, *config.patch_hw), (dim, -1))
+    attention = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+    return [
+        Rule(f"{prefix}embeddings.cls_token", "prefix", tokens),
+        Rule(f"{prefix}embeddings.position_embeddings", "position", tokens),
+        Rule(f"{prefix}embeddings.patch_embeddings.projection.weight", "patch_embed.proj.weight", (patch,)),
+        Rule(f"{prefix}embeddings.patch_embeddings.projection.bias", "patch_embed.proj.bias"),
+        Rule(f"{theirs}.layernorm_before.*", f"{ours}.self_attn_residual.norm.*"),
+        *(Rule(f"{theirs}.attention.attention.{a}.*", f"{ours}.self_attn.{b}.*") for a, b in attention.items()),
+        Rule(f"{theirs}.attention.output.dense.*", f"{ours}.self_attn.out_proj.*"),
+        Rule(f"{theirs}.layernorm_after.*", f"{ours}.mlp_residual.norm.*"),
+        Rule(f"{theirs}.intermediate.dense.*", f"{ours}.mlp.fc1.*"),
+        Rule(f"{theirs}.output.dense.*", f"{ours}.mlp.fc2.*"),
+        Rule(f"{prefix}layernorm.*", "encoder.norm.*"),
+        Rule("classifier.*", "head.*"),
+    ]
+
+
+# HF's field, ours, and the value that a config.json without the field means.
+_FIELDS: tuple[tuple[str, str, Any], ...] = (
+    ("hidden_size", "embed_dim", 768),
+    ("num_hidden_layers", "depth", 12),
+    ("num_attention_heads", "num_heads", 12),
+    ("hidden_dropout_prob", "dropout", 0.0),
+    ("attention_probs_dropout_prob", "attention_dropout", 0.0),
+    ("layer_norm_eps", "norm_eps", 1e-12),
+    ("image_size", "image_size", 224),
+    ("patch_size", "patch_size", 16),
+    ("num_channels", "in_channels", 3),
+    ("qkv_bias", "qkv_bias", True),
+)
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+# What HF's ViT cannot be told, and so has to be as it is there.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "norm_order": ("pre",),
+    "norm": ("layer",),
+    "final_norm": (True,),
+    "gated": (False,),
+    "key_bias": (True,),
+    "out_bias": (True,),
+    "mlp_bias": (True,),
+    "qk_norm": (False,),
+    "layer_scale": (None,),
+    "rope": (None,),
+    "head_dim": (None,),
+    "pool": ("cls",),
+    "class_token": (True,),
+    "num_registers": (0,),
+    "distilled": (False,),
+    "position": ("learned",),
+    "prefix_position": (True,),
+    "patch_bias": (True,),
+    "patch_norm": (False,),
+    "pre_norm": (False,),
+    "pool_norm": (False,),
+}
+# PIL's numbers, as preprocessor_config.json has them.
+_RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def read_folder(folder: Path) -> Checkpoint:
+    """A folder that `save_pretrained` wrote, or a download from the hub.
+
+    The tanh pooler of a `ViTModel` is no part of this suite's model, which returns the normed class token: it is left
+    out with a warning.
+    """
+    return _read(folder, str(folder))
+
+
+def read_module(module: nn.Module) -> Checkpoint:
+    """A transformers module in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        module.save_pretrained(folder)  # type: ignore[operator]
+        return _read(Path(folder), f"transformers {type(module).__name__}")
+
+
+def _read(folder: Path, where: str) -> Checkpoint:
+    try:
+        config, labels, preprocess = _description(folder, where)
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"{where}: its JSON files do not describe a ViT ({one_line(repr(error))})") from error
+    state = read_folder_weights(folder)
+    pooler = sorted(key for key in state if key.startswith(("pooler.", "vit.pooler.")))
+    if pooler:
+        warnings.warn(f"{where}: left out {', '.join(pooler)}: features are the normed class token", stacklevel=3)
+    state = {key: value for key, value in state.items() if key not in pooler}
+    prefix = "vit." if any(key.startswith("vit.") for key in state) else ""
+    weights = KeyMap(rules(config, prefix), template("vit", config)).to_ours(state, where)
+    return Checkpoint("vit", plain_config(config), preprocess, labels, None, weights)
+
+
+def _description(folder: Path, where: str) -> tuple[ViTConfig, list[str] | None, dict[str, Any] | None]:
+    """Config, labels and preprocessing from the folder's JSON files."""
+    hf = read_json(folder / "config.json")
+    architecture = (hf.get("architectures") or [None])[0]
+    if architecture not in ("ViTForImageClassification", "ViTModel"):
+        raise ValueError(f"{where}: architecture {architecture!r}, expected ViTForImageClassification or ViTModel")
+    labels = _labels(hf) if architecture == "ViTForImageClassification" else []
+    unnamed = labels == [f"LABEL_{i}" for i in range(len(labels))]
+    config = _config(hf, len(labels), where)
+    return config, None if unnamed else labels, _preprocess(folder, config)
+
+
+def _labels(hf: Mapping[str, Any]) -> list[str]:
+    names = hf.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    return [str(names[index]) for index in sorted(names, key=int)]
+
+
+def _config(hf: Mapping[str, Any], num_classes: int, where: str) -> ViTConfig:
+    values = {ours: hf.get(theirs, default) for theirs, ours, default in _FIELDS}
+    activation = hf.get("hidden_act", "gelu")
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"{where}: hidden_act {activation!r}, expected one of {', '.join(_ACTIVATIONS)}")
+    config: ViTConfig = build_config(
+        "vit",
+        {
+            **values,
+            "mlp_ratio": hf.get("intermediate_size", 3072) / values["embed_dim"],
+            "activation": _ACTIVATIONS[activation],
+            "num_classes": num_classes,
+        },
+        where,
+    )
+    return config
+
+
+def _preprocess(folder: Path, config: ViTConfig) -> dict[str, Any] | None:
+    """preprocessor_config.json in this suite's words; None without the file."""
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
+        return None
+    hf = read_json(path)
+    resample, normalize = hf.get("resample", 2), hf.get("do_normalize", True)
+    if resample not in _RESAMPLE:
+        raise ValueError(f"{path}: resample {resample!r}, expected one of {', '.join(map(str, _RESAMPLE))}")
+    if not hf.get("do_rescale", True) or abs(hf.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-6:
+        raise ValueError(f"{path}: pixels are not scaled by 1/255, expected do_rescale with that factor")
+    cropped = hf.get("do_center_crop", False)
+    return {
+        "size": list(config.image_hw),
+        "mean": hf.get("image_mean", [0.5] * config.in_channels) if normalize else [0.0] * config.in_channels,
+        "std": hf.get("image_std", [0.5] * config.in_channels) if normalize else [1.0] * config.in_channels,
+        "interpolation": _RESAMPLE[resample],
+        "crop_pct": _edge(hf["crop_size"]) / _edge(hf["size"]) if cropped else 1.0,
+        "crop_mode": "center" if cropped else "squash",
+    }
+
+
+def _edge(size: int | Mapping[str, int]) -> int:
+    return size if isinstance(size, int) else min(size.values())
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def to_hf(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a folder that `ViTForImageClassification.from_pretrained` takes, or `ViTModel` for a model without head.
+
+    Raises:
+        ValueError: the model has something that HF's does not have.
+    """
+    where = "export to HF ViT"
+    config: ViTConfig = build_config(checkpoint.task, checkpoint.config, where)
+    require(config, {**_FIXED, "num_kv_heads": (None, config.num_heads)}, where)
+    prefix = "vit." if config.num_classes else ""
+    names = KeyMap(rules(config, prefix), template(checkpoint.task, config))
+    state = names.to_theirs(checkpoint.state_dict, where)
+    labels = checkpoint.labels or [f"LABEL_{i}" for i in range(config.num_classes)]
+    hf = {theirs: getattr(config, ours) for theirs, ours, _ in _FIELDS}
+    hf |= {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
+        "intermediate_size": round(config.embed_dim * config.mlp_ratio),
+        "hidden_act": next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation),
+    }
+    if labels:
+        hf["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        hf["label2id"] = {label: i for i, label in enumerate(labels)}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_safetensors(folder / "model.safetensors", state, {})
+    _write_json(folder / "config.json", hf)
+    if checkpoint.preprocess is not None:
+        _write_json(folder / "preprocessor_config.json", _preprocessor(checkpoint.preprocess))
+
+
+def _preprocessor(preprocess: Mapping[str, Any]) -> dict[str, Any]:
+    """A preprocess record in HF's words. ViT's own processor only squashes; CLIP's is the one that crops as well."""
+    size, crop_pct, squash = preprocess["size"], preprocess["crop_pct"], preprocess["crop_mode"] == "squash"
+    if not squash and size[0] != size[1]:
+        raise ValueError(f"export to HF ViT: crop_mode 'center' at size {size}, expected a square or 'squash'")
+    height, width = (math.floor(side / crop_pct) for side in size)
+    crop = {"do_center_crop": True, "crop_size": {"height": size[0], "width": size[1]}}
+    return {
+        "image_processor_type": "ViTImageProcessor" if squash and crop_pct == 1 else "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"height": height, "width": width} if squash else {"shortest_edge": height},
+        "resample": next(number for number, name in _RESAMPLE.items() if name == preprocess["interpolation"]),
+        **({} if squash and crop_pct == 1 else crop),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "do_convert_rgb": len(preprocess["mean"]) == 3,
+        "image_mean": preprocess["mean"],
+        "image_std": preprocess["std"],
+    }
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    write_whole(path, json.dumps(data, indent=2).encode())

@@ -1,0 +1,175 @@
+"""Where weights come from: the table of foreign sources, and the two functions that take any of them.
+
+A source is one file of this folder (its table of names and its readers) and one line of `SOURCES`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from multimodal.models import model_classes
+from multimodal.pretrained.checkpoint import KEY, read_ckpt, read_export, read_run
+from multimodal.pretrained.files import read_json, read_safetensors, read_weights
+from multimodal.pretrained.record import Checkpoint, Loaded, build_config, load_weights, plain_config
+
+AnySource = str | os.PathLike[str] | nn.Module
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where foreign weights come from; what it serves is read by functions of that name in its file."""
+
+    file: str
+    """The file of this folder; `read_module`, `read_folder`, `read_published`, `read_file`: those that it serves."""
+    library: str
+    """Top package of modules in memory."""
+    model_type: str | None = None
+    """`model_type` in a Hugging Face config.json, and in the config of a transformers module."""
+    folder_key: str | None = None
+    """A key that only this source's config.json has."""
+    prefix: str | None = None
+    """`PREFIX:NAME` is a published name."""
+    file_key: str | None = None
+    """How a key of a bare weight file begins."""
+
+    def reader(self, function: str) -> Any:
+        """A function of this source's file, which is imported now."""
+        return getattr(import_module(f"{__package__}.{self.file}"), function)
+
+    def takes_module(self, module: nn.Module) -> bool:
+        """Whether a module in memory is of this source."""
+        kind = getattr(getattr(module, "config", None), "model_type", None)
+        return type(module).__module__.split(".")[0] == self.library and kind == self.model_type
+
+    def takes_folder(self, config: Mapping[str, Any]) -> bool:
+        """Whether a folder with this config.json is of this source."""
+        if self.folder_key is not None:
+            return self.folder_key in config
+        return config.get("model_type") == self.model_type
+
+
+SOURCES = (
+    Source("timm_vit", "timm", folder_key="architecture", prefix="timm", file_key="blocks.0."),
+    Source("hf_vit", "transformers", model_type="vit"),
+)
+"""Asked in this order."""
+
+FORMATS = "a run folder, a .ckpt or .safetensors file, a Hugging Face or timm folder, or " + ", ".join(
+    f"{source.prefix}:NAME" for source in SOURCES if source.prefix
+)
+"""What a path or name may be, for help and errors."""
+
+
+def read(source: AnySource, *, task: str | None = None) -> Checkpoint:
+    """Weights under this suite's names, with config, preprocessing and labels; no model is built.
+
+    Args:
+        source: a run folder, a `.ckpt` or `.safetensors` file of this suite, a folder of Hugging Face or timm, a bare
+            file of timm weights named after its model, `timm:NAME[.TAG]`, or a module of timm or transformers.
+        task: refuse what belongs to another task.
+
+    Raises:
+        ValueError: one line that names the source, what was found and what was expected.
+    """
+    checkpoint = _read_module(source) if isinstance(source, nn.Module) else _read_text(os.fspath(source))
+    if task is not None and checkpoint.task != task:
+        raise ValueError(f"{_name(source)}: holds a model of task {checkpoint.task!r}, expected {task!r}")
+    return checkpoint
+
+
+def load(source: AnySource, *, task: str | None = None, changes: Mapping[str, Any] | None = None) -> Loaded:
+    """A model in evaluation mode with published or trained weights, and what belongs to it.
+
+    Args:
+        source, task: see `read`.
+        changes: fields of the model's config to change, such as `{"image_size": 384}`, at which positions are
+            resampled; a change that makes other weights necessary is an error that lists them.
+
+    Raises:
+        ValueError: one line that names the source, what was found and what was expected.
+    """
+    checkpoint = read(source, task=task)
+    where = _name(source)
+    original = build_config(checkpoint.task, checkpoint.config, where)
+    config = build_config(checkpoint.task, {**checkpoint.config, **(changes or {})}, where)
+    model: Any = model_classes(checkpoint.task)[0](config)
+    state, preprocess = checkpoint.state_dict, checkpoint.preprocess
+    if changes and hasattr(model, "adapt_state_dict"):
+        state = model.adapt_state_dict(state, original)
+    if changes and "image_size" in changes and preprocess:
+        preprocess = {**preprocess, "size": list(config.image_hw)}
+    load_weights(model, state, where)
+    checkpoint = replace(checkpoint, config=plain_config(config), preprocess=preprocess)
+    return Loaded(
+        model.eval(),
+        checkpoint.task,
+        checkpoint.config,
+        checkpoint.preprocess,
+        checkpoint.labels,
+        checkpoint.tokenizer,
+    )
+
+
+def _name(source: AnySource) -> str:
+    if isinstance(source, nn.Module):
+        return f"{type(source).__module__}.{type(source).__name__}"
+    return os.fspath(source)
+
+
+def _read_module(module: nn.Module) -> Checkpoint:
+    for source in SOURCES:
+        if source.takes_module(module):
+            checkpoint: Checkpoint = source.reader("read_module")(module)
+            return checkpoint
+    raise ValueError(f"{_name(module)}: no known source, expected a module of timm, or a ViT of transformers")
+
+
+def _read_text(text: str) -> Checkpoint:
+    prefix, colon, name = text.partition(":")
+    for source in SOURCES:
+        if colon and source.prefix == prefix:
+            checkpoint: Checkpoint = source.reader("read_published")(name)
+            return checkpoint
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _read_folder(path)
+    if path.is_file():
+        return _read_file(path)
+    raise ValueError(f"{text}: no such file or folder, expected {FORMATS}")
+
+
+def _read_folder(folder: Path) -> Checkpoint:
+    if (folder / "checkpoints").is_dir():
+        return read_run(folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder}: neither checkpoints/ nor config.json in it, expected {FORMATS}")
+    config = read_json(folder / "config.json")
+    for source in SOURCES:
+        if source.takes_folder(config):
+            checkpoint: Checkpoint = source.reader("read_folder")(folder)
+            return checkpoint
+    known = ", ".join(source.model_type or f"any with {source.folder_key!r}" for source in SOURCES)
+    raise ValueError(f"{folder}: config.json has model_type {config.get('model_type')!r}, expected {known}")
+
+
+def _read_file(path: Path) -> Checkpoint:
+    if path.suffix == ".ckpt":
+        return read_ckpt(path)
+    if path.suffix == ".safetensors":
+        state, metadata = read_safetensors(path)
+        if KEY in metadata:
+            return read_export(path, state, metadata)
+    elif path.suffix in (".bin", ".pth", ".pt"):
+        state = read_weights(path)
+    else:
+        raise ValueError(f"{path}: a file ending in {path.suffix or 'nothing'!r}, expected {FORMATS}")
+    for source in SOURCES:
+        if source.file_key and any(key.startswith(source.file_key) for key in state):
+            checkpoint: Checkpoint = source.reader("read_file")(path, state)
+            return checkpoint
+    raise ValueError(f"{path}: its keys ({', '.join(sorted(state)[:3])}, …) are of no known source, expected {FORMATS}")
