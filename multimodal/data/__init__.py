@@ -1,0 +1,22 @@
+"""Decoding, preprocessing and augmentation, each without a framework; embedded data sets."""
+
+from multimodal.data.augment import Augmentation, train_transform
+from multimodal.data.image import (
+    ImagePreprocess,
+    eval_transform,
+    list_images,
+    load_image,
+    natural_key,
+)
+from multimodal.data.seeding import seeded
+
+__all__ = [
+    "Augmentation",
+    "ImagePreprocess",
+    "eval_transform",
+    "list_images",
+    "load_image",
+    "natural_key",
+    "seeded",
+    "train_transform",
+]
