@@ -85,7 +85,7 @@ class ViTConfig(StackConfig):
         if self.pool == "cls" and not self.class_token:
             raise ValueError("pool is 'cls' but class_token is false; expected pool 'mean'")
         if self.patch_dropout and self.rope:
-            raise ValueError("patch_dropout leaves out tokens, from which rope would read wrong distances; expected one")
+            raise ValueError("patch_dropout leaves out tokens, which gives rope wrong distances; expected one of them")
         if self.distilled and (self.pool != "cls" or self.num_registers):
             raise ValueError("distilled needs pool 'cls' and no registers")
 

@@ -26,7 +26,8 @@ def softmax_attention(
     """Output [B, H, Nq, K] and weights [B, H, Nq, Nk]; `allowed` broadcasts over the weights, True = may attend."""
     if k.shape[1] != q.shape[1]:  # grouped heads
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = (q * scale) @ k.transpose(-2, -1)  # [B, H, Nq, Nk]
+    # Contiguous keys, or the product would copy them in transposed order.
+    scores = (q * scale) @ k.contiguous().transpose(-2, -1)  # [B, H, Nq, Nk]
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
