@@ -1,0 +1,207 @@
+"""The Lightning module that all tasks share: optimizer, schedule, moving average, metrics, checkpoint record."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import MeanMetric, Metric, MetricCollection
+
+from multimodal.pretrained import Checkpoint, load_weights
+from multimodal.pretrained.checkpoint import KEY
+from tasks.ema import EMA
+from tasks.optim import parameter_groups, warmup_cosine
+
+Batch = Mapping[str, Any]
+
+
+class TaskModule(LightningModule):
+    """AdamW with a linear warm-up and a cosine, both by optimizer step.
+
+    A task derives from this, names itself in `task`, and defines `build`, `loss`, `metrics_of` and `evaluate`. It has
+    no constructor of its own: whatever `build` takes, down to the fields of the model's config, becomes a flag.
+
+    Args:
+        lr: Peak learning rate.
+        weight_decay: Decoupled weight decay of matrices; norms, biases and positions take none.
+        betas: Decay rates of AdamW's two moments.
+        layer_decay: Factor on the learning rate from each layer to the one below it.
+        warmup: Optimizer steps of linear warm-up; below 1, a share of the run.
+        final_lr: Share of lr that is left at the end of the run.
+        ema_decay: Decay of a moving average of the weights, which is then what is validated and used; None = none.
+        compile: Compile the model with torch.compile.
+    """
+
+    task: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        lr: float = 1e-3,
+        weight_decay: float = 0.05,
+        betas: tuple[float, float] = (0.9, 0.999),
+        layer_decay: float = 1.0,
+        warmup: float = 0.05,
+        final_lr: float = 0.0,
+        ema_decay: float | None = None,
+        compile: bool = False,
+        **model: Any,
+    ) -> None:
+        super().__init__()
+        for name, value, right, expected in (
+            ("lr", lr, lr > 0, "more than 0"),
+            ("weight_decay", weight_decay, weight_decay >= 0, "at least 0"),
+            ("betas", betas, all(0 <= beta < 1 for beta in betas), "rates in [0, 1)"),
+            ("layer_decay", layer_decay, 0 < layer_decay <= 1, "a factor in (0, 1]"),
+            ("warmup", warmup, warmup >= 0, "at least 0"),
+            ("final_lr", final_lr, 0 <= final_lr <= 1, "a share in [0, 1]"),
+            ("ema_decay", ema_decay, ema_decay is None or 0 < ema_decay < 1, "a rate in (0, 1)"),
+        ):
+            if not right:
+                raise ValueError(f"{name} is {value}, expected {expected}")
+        self.save_hyperparameters()
+        self.model = self.build(**model)
+        self.train_metrics = MetricCollection({"loss": MeanMetric(nan_strategy="disable")}, prefix="train/")
+        self.val_metrics = MetricCollection(dict(self.metrics_of()), prefix="val/", compute_groups=False)
+        self.test_metrics = MetricCollection(dict(self.metrics_of()), prefix="test/", compute_groups=False)
+        self._total_steps: int | None = None
+        """Optimizer steps of the run; before a resumed one starts, those that it had when it was saved."""
+
+    # What a task defines
+
+    def build(self, **model: Any) -> nn.Module:
+        """The model, with its `config`; the arguments before `**model` are the task's own options."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The training loss of a batch, a scalar."""
+        raise NotImplementedError
+
+    def metrics_of(self) -> dict[str, Metric]:
+        """Fresh metrics by name, logged as `val/NAME` and `test/NAME`."""
+        raise NotImplementedError
+
+    def evaluate(self, batch: Batch, metrics: MetricCollection) -> None:
+        """Update the metrics by a batch."""
+        raise NotImplementedError
+
+    def load_pretrained(self, checkpoint: Checkpoint, where: str, labels: list[str] | None = None) -> None:
+        """Start from a checkpoint's weights; ValueError that lists the keys which do not fit.
+
+        Args:
+            checkpoint: the weights, and the config that they belong to.
+            where: what the checkpoint was read from, for errors.
+            labels: the classes that this module is to tell apart; None = those of the checkpoint.
+        """
+        load_weights(self.model, checkpoint.state_dict, where)
+
+    # Training and evaluation
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit" and self.hparams["compile"]:
+            self.model.compile()  # in place, so that checkpoints keep the names of their keys
+
+    def configure_callbacks(self) -> list[Callback]:
+        decay = self.hparams["ema_decay"]
+        return [EMA(decay)] if decay is not None and self.trainer.state.fn == TrainerFn.FITTING else []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.train_metrics.update(loss.detach())
+        self.log("train/loss_step", loss, prog_bar=True)
+        self.log("lr", max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.evaluate(batch, self.val_metrics)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.evaluate(batch, self.test_metrics)
+
+    def on_train_epoch_end(self) -> None:
+        self._log(self.train_metrics)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log(self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        self._log(self.test_metrics)
+
+    def _log(self, metrics: MetricCollection) -> None:
+        """Log over all processes; computed here, where a process that got no sample takes part as well."""
+        self.log_dict(metrics.compute(), prog_bar=metrics is self.val_metrics, sync_dist=True)
+        metrics.reset()
+
+    # Optimization
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        steps = self._measure_run()
+        # With loss scaling a fused step unscales gradients by itself, which is too late for clipping.
+        fused = not (self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val)
+        optimizer = AdamW(self._parameter_groups(), betas=self.hparams["betas"], fused=fused)
+        schedule = LambdaLR(optimizer, warmup_cosine(steps, self.hparams["warmup"], self.hparams["final_lr"]))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip in bf16 as well, where Lightning refuses a fused optimizer though no loss is scaled."""
+        plugin = self.trainer.precision_plugin
+        if plugin.precision != "bf16-mixed" or not gradient_clip_val:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_algorithm == "value":
+            plugin.clip_grad_by_value(optimizer, gradient_clip_val)
+        else:
+            plugin.clip_grad_by_norm(optimizer, gradient_clip_val)
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        names = ("lr", "weight_decay", "layer_decay")
+        return parameter_groups(self.model, **{name: self.hparams[name] for name in names})
+
+    def _measure_run(self) -> int:
+        steps = self.trainer.estimated_stepping_batches
+        if not 0 < steps < float("inf"):
+            raise ValueError("the schedule has to know the run's end: give trainer.max_epochs or trainer.max_steps")
+        batches, accumulated = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        if accumulated > batches:
+            rank_zero_warn(f"accumulate_grad_batches is {accumulated}, but an epoch has only {batches} batches")
+        if self._total_steps not in (None, steps):
+            rank_zero_info(f"The run is now {steps} steps long, not {self._total_steps}: the schedule follows.")
+        self._total_steps = int(steps)
+        return self._total_steps
+
+    def on_train_start(self) -> None:
+        """Let the configuration count, also where a resumed optimizer and schedule brought what counted before."""
+        optimizer, schedule = self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler
+        assert isinstance(schedule, LambdaLR)
+        fresh = self._parameter_groups()
+        schedule.base_lrs = [group["lr"] for group in fresh]
+        for group, new, factor in zip(optimizer.param_groups, fresh, schedule.lr_lambdas, strict=True):
+            group["initial_lr"] = new["lr"]
+            group["lr"] = new["lr"] * factor(schedule.last_epoch)
+            group["weight_decay"] = new["weight_decay"]
+            group["betas"] = self.hparams["betas"]
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        preprocess = getattr(data, "preprocess", None)
+        checkpoint[KEY] = Checkpoint.of(
+            self.task,
+            self.model,
+            preprocess=preprocess.to_dict() if preprocess else None,
+            labels=getattr(data, "labels", None),
+        ).record()
+        checkpoint["total_steps"] = self._total_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._total_steps = checkpoint.get("total_steps")

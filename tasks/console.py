@@ -1,0 +1,39 @@
+"""What people read on the terminal."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+# Advertisements, and remarks on what is meant to be so.
+_MESSAGES = ("💡", "TPU available", "Loading `train_dataloader`")
+_WARNINGS = (
+    ".*Experiment logs directory .* exists and is not empty",  # it holds config.yaml
+    ".*Checkpoint directory .* exists and is not empty",  # a resumed run's
+    ".*isinstance.treespec, LeafSpec.* is deprecated",  # inside Lightning
+)
+
+
+def quiet_lightning() -> None:
+    """Leave out what Lightning says on every run and no one can act upon."""
+    for message in _WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_wanted)
+
+
+def _wanted(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_MESSAGES)
+
+
+def table(rows: Mapping[str, Any]) -> str:
+    """Names and values, one a line."""
+    width = max(map(len, rows), default=0)
+    return "\n".join(f"{name.ljust(width)}  {_shown(value)}" for name, value in rows.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value is None else str(value)

@@ -1,0 +1,177 @@
+"""What the data modules of all tasks share: the order of the samples, their split, and the loaders."""
+
+import os
+import warnings
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric.utilities.data import suggested_max_num_workers
+from pytorch_lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+Key = tuple[int, int]
+"""Epoch and index: what a dataset is asked for, so that augmentation can differ from epoch to epoch."""
+
+
+class EpochSampler(Sampler[Key]):
+    """The order of one epoch, as a function of (seed, epoch), dealt out to the processes in turn.
+
+    In training the order is random and each process gets equally many samples: what does not divide is left out, other
+    samples in each epoch. In evaluation each sample comes once over all processes, in order.
+
+    Args:
+        length: number of samples in the data set.
+        training: random order and equal shares.
+        seed: with the epoch it decides the order.
+        rank: which of the processes this is.
+        world_size: number of processes.
+    """
+
+    def __init__(self, length: int, *, training: bool, seed: int = 0, rank: int = 0, world_size: int = 1) -> None:
+        if training and length < world_size:
+            raise ValueError(f"{length} training samples for {world_size} processes: expected at least one each")
+        self.length = length
+        self.training = training
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before each epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Key]:
+        if not self.training:
+            return ((self.epoch, index) for index in range(self.rank, self.length, self.world_size))
+        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.length)
+        mine = order[self.rank : self.length - self.length % self.world_size : self.world_size]
+        return ((self.epoch, int(index)) for index in mine)
+
+    def __len__(self) -> int:
+        if self.training:
+            return self.length // self.world_size
+        return len(range(self.rank, self.length, self.world_size))
+
+
+class EpochLoader(DataLoader[Any]):
+    """A loader that starts an epoch when its first batch is asked for.
+
+    Lightning makes the iterator of a resumed run's first epoch before it tells the sampler which epoch that is.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        try:
+            yield from super().__iter__()
+        except ValueError as error:
+            # A worker's error arrives as a whole traceback; its last line is what the dataset said.
+            if "in DataLoader worker process" not in str(error):
+                raise
+            raise ValueError(str(error).rstrip().rpartition("\n")[2].removeprefix("ValueError: ")) from None
+
+
+class TaskData(LightningDataModule):
+    """Loaders over `self.datasets`, which a task's data module fills in `setup` under train, val and test.
+
+    Args:
+        batch_size: Samples a batch, on each process.
+        num_workers: Processes that prepare batches; None = none where the data are in memory, else one a spare core, up
+            to 8.
+        seed: Decides the order of the samples and their augmentation; None = that of the run (seed_everything).
+        split_seed: Decides which samples are held out, where the data come without a split.
+        val_fraction: Share of each class that is held out for validation, where the data come without that split.
+        test_fraction: Share of each class that is held out for testing, where the data come without that split.
+    """
+
+    in_memory = False
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 64,
+        num_workers: int | None = None,
+        seed: int | None = None,
+        split_seed: int = 0,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        if num_workers is not None and num_workers < 0:
+            raise ValueError(f"num_workers is {num_workers}, expected at least 0")
+        if not 0 < val_fraction < 1:
+            raise ValueError(f"val_fraction is {val_fraction}, expected a share above 0 and below 1")
+        if not 0 <= test_fraction < 1 - val_fraction:
+            raise ValueError(f"test_fraction is {test_fraction}, expected a share from 0 to below 1 - val_fraction")
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+        self.split_seed = split_seed
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
+        self.datasets: dict[str, Dataset[Any]] = {}
+        # With fewer samples than processes an evaluation leaves some of them without any.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+
+    def train_dataloader(self) -> EpochLoader:
+        return self._loader("train")
+
+    def val_dataloader(self) -> EpochLoader:
+        return self._loader("val")
+
+    def test_dataloader(self) -> EpochLoader:
+        return self._loader("test")
+
+    def _loader(self, split: str) -> EpochLoader:
+        dataset = self.datasets[split]
+        share = (self.trainer and self.trainer.distributed_sampler_kwargs) or {"rank": 0, "num_replicas": 1}
+        sampler = EpochSampler(
+            len(dataset),  # type: ignore[arg-type]
+            training=split == "train",
+            seed=self.seed,
+            rank=share["rank"],
+            world_size=share["num_replicas"],
+        )
+        workers = self._workers()
+        return EpochLoader(
+            dataset,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            # Its own: the global generator belongs to the model, whose dropout must not depend on the loaders.
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+    def _workers(self) -> int:
+        if self.num_workers is not None:
+            return self.num_workers
+        if self.in_memory:
+            warnings.filterwarnings("ignore", message=".*does not have many workers")
+            return 0
+        processes = self.trainer.num_devices if self.trainer else 1
+        return min(8, suggested_max_num_workers(processes))
+
+
+def stratified_split(labels: Sequence[Hashable], fractions: Sequence[float], seed: int) -> list[list[int]]:
+    """Hold out a share of each class: the indices of what remains, then of each fraction, all in ascending order.
+
+    A fraction above 0 gets at least one sample of a class while one remains for training, earlier fractions first.
+    """
+    by_class: dict[Hashable, list[int]] = {}
+    for index, label in enumerate(labels):
+        by_class.setdefault(label, []).append(index)
+    parts: list[list[int]] = [[] for _ in range(len(fractions) + 1)]
+    for position, members in enumerate(by_class.values()):
+        members = list(np.random.default_rng((seed, position)).permutation(members))
+        count = len(members)
+        for part, fraction in zip(parts[1:], fractions, strict=True):
+            wanted = max(1, int(count * fraction + 0.5)) if fraction > 0 else 0
+            for _ in range(min(wanted, len(members) - 1)):
+                part.append(int(members.pop()))
+        parts[0] += map(int, members)
+    return [sorted(part) for part in parts]

@@ -1,0 +1,129 @@
+"""Which tasks there are. Standard library only, so that the command line answers without importing torch.
+
+A task is a folder of this package whose `__init__.py` defines `TASK`, or an entry point of another distribution in the
+group `multimodal.tasks` that names such a `Task`.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tasks
+from tasks.errors import did_you_mean, one_line
+
+DISTRIBUTION = "multimodal-transformer-suite"
+ENTRY_POINTS = "multimodal.tasks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """A command that a task adds: `multimodal NAME TASK ...`."""
+
+    name: str
+    """What is typed."""
+    help: str
+    """One line of help."""
+    module: str
+    """A module with `add_arguments(parser)` and `run(args) -> int`, the exit code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """An option that follows from another one, as in jsonargparse's `link_arguments`."""
+
+    source: str
+    """Where the value comes from: an option, or an attribute of what was built."""
+    target: str
+    """The option that it sets, which is then no flag."""
+    on: Literal["parse", "instantiate"] = "parse"
+    """`instantiate` where the source is known only once it is built."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What the frame knows about a task. Classes are "module:name" strings, imported when needed."""
+
+    name: str
+    """What is typed, and the name of the folder."""
+    help: str
+    """One line of help."""
+    module: str
+    """The LightningModule, a `tasks.base:TaskModule`."""
+    data: str
+    """The LightningDataModule."""
+    config: str
+    """The default recipe: a file of `configs/`, or "package:path" in another distribution."""
+    metric: str
+    """The main metric: logged as `val/METRIC`, which picks the best checkpoint, and as `test/METRIC`."""
+    mode: Literal["max", "min"]
+    """Whether more or less of the metric is better."""
+    links: tuple[Link, ...] = ()
+    """Options that follow from other options."""
+    verbs: tuple[Verb, ...] = ()
+    """Commands beyond fit, validate and test."""
+    extra: str | None = None
+    """The pip extra that the task needs."""
+
+    @property
+    def config_path(self) -> Path:
+        """Where the default recipe lies: in the wheel beside this file, in a checkout at the repository's root."""
+        package, _, name = self.config.rpartition(":")
+        here = Path(__file__).parent
+        folders = [Path(str(resources.files(package)))] if package else [here / "configs", here.parent / "configs"]
+        for folder in folders:
+            if (folder / name).is_file():
+                return folder / name
+        raise FileNotFoundError(f"task {self.name!r}: its recipe {name} is not in {' nor in '.join(map(str, folders))}")
+
+    def load(self, target: str) -> Any:
+        """Import a "module:name" of this task, or a whole "module"; ValueError where its extra is not installed."""
+        module, _, name = target.partition(":")
+        try:
+            loaded = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if self.extra is None:
+                raise
+            raise ValueError(
+                f"task {self.name!r} needs {error.name}: pip install '{DISTRIBUTION}[{self.extra}]'"
+            ) from error
+        return getattr(loaded, name) if name else loaded
+
+
+@cache
+def discover() -> tuple[dict[str, Task], list[str]]:
+    """All tasks by name, and one line for each entry point of another distribution that could not be used."""
+    found = {task.name: task for task in _own_tasks()}
+    problems = []
+    for entry in sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        origin = f"task {entry.name!r} of {entry.dist.name if entry.dist else entry.value}"
+        try:
+            task = entry.load()
+        except Exception as error:  # whatever another distribution does wrong, the other tasks stay usable
+            problems.append(f"{origin} does not load: {type(error).__name__}: {one_line(error)}")
+            continue
+        if not isinstance(task, Task):
+            problems.append(f"{origin} is not a tasks.registry.Task but a {type(task).__name__}")
+        elif task.name in found:
+            problems.append(f"{origin} is left out: there is a task {task.name!r} already")
+        else:
+            found[task.name] = task
+    return dict(sorted(found.items())), problems
+
+
+def _own_tasks() -> Iterator[Task]:
+    for folder in pkgutil.iter_modules(tasks.__path__):
+        if folder.ispkg:
+            yield importlib.import_module(f"tasks.{folder.name}").TASK
+
+
+def get(name: str) -> Task:
+    """The task of that name; ValueError, with the nearest name, where there is none."""
+    found, _ = discover()
+    if name not in found:
+        raise ValueError(f"unknown task {name!r}: {did_you_mean(name, found)}")
+    return found[name]

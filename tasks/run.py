@@ -1,0 +1,162 @@
+"""A run's folder: where it is, what is written into it, and how a run is found again.
+
+runs/<task>/<run>/: config.yaml, checkpoints/best.ckpt and last.ckpt, metrics.csv, TensorBoard events, curves.png,
+summary.json.
+"""
+
+import csv
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from torch import Tensor
+
+from multimodal.pretrained.files import read_torch
+from tasks.errors import one_line
+
+CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.csv"
+SUMMARY = "summary.json"
+
+_SHARED = "MULTIMODAL_RUN"
+
+
+def create_run(root: Path, task: str) -> Path:
+    """A new folder for a run, its own also where two runs start in the same second; OSError where none can be made.
+
+    The first process makes it and leaves its name to those that it starts. A process started otherwise (torchrun)
+    writes nothing, and hears from Lightning where the first one's checkpoints are.
+    """
+    folder = root / task
+    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+        return Path(os.environ.get(_SHARED, folder / "unknown"))
+    folder.mkdir(parents=True, exist_ok=True)
+    started = f"{datetime.now():%Y%m%d-%H%M%S}"
+    for name in itertools.chain([started], (f"{started}-{count}" for count in itertools.count(1))):
+        try:
+            (folder / name).mkdir()
+        except FileExistsError:
+            continue
+        os.environ[_SHARED] = str(folder / name)
+        return folder / name
+    raise AssertionError("count never ends")
+
+
+def find_run(source: str) -> Path | None:
+    """The run that a path means: the folder itself, or the one whose checkpoint it is."""
+    path = Path(source).expanduser()
+    folder = path.parent.parent if path.parent.name == CHECKPOINTS else path
+    return folder if (folder / CONFIG).is_file() else None
+
+
+def resume_point(source: str) -> tuple[Path, Path]:
+    """(run folder, checkpoint) to go on from; ValueError where there is none."""
+    run = find_run(source)
+    if run is None:
+        raise ValueError(f"--resume {source}: no run there, expected a folder with {CONFIG}, or a checkpoint in one")
+    given = Path(source).expanduser()
+    checkpoint = given if given.is_file() else run / CHECKPOINTS / "last.ckpt"
+    if not checkpoint.is_file():
+        raise ValueError(f"--resume {source}: the run has not saved {CHECKPOINTS}/last.ckpt yet")
+    return run, checkpoint
+
+
+def best_checkpoint(run: Path) -> Path | None:
+    """best.ckpt; last.ckpt where nothing was validated; None where nothing was saved."""
+    candidates = (run / CHECKPOINTS / name for name in ("best.ckpt", "last.ckpt"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """A checkpoint of a run folder, which may have been moved since.
+
+    An interruption (Ctrl-C, SIGTERM) saves one; an error does not, so that the last good one is left as it is. Of
+    equally good ones the latest is kept: on a small validation set many are.
+    """
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        equal = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)
+        return equal or super().check_monitor_top_k(trainer, current)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException):
+            super().on_exception(trainer, pl_module, exception)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        def moved(path: str) -> str:
+            return os.path.join(str(self.dirpath), os.path.basename(path)) if path else path
+
+        paths = {
+            name: moved(state_dict[name]) for name in ("best_model_path", "kth_best_model_path", "last_model_path")
+        }
+        best = {moved(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict({**state_dict, **paths, "best_k_models": best, "dirpath": self.dirpath})
+
+
+def checkpoint_callbacks(run: Path, monitor: str, mode: str) -> list[ModelCheckpoint]:
+    """What saves best.ckpt, by the monitored metric, and last.ckpt, after each epoch and when interrupted."""
+    options: dict[str, Any] = {"dirpath": run / CHECKPOINTS, "enable_version_counter": False}
+    return [
+        RunCheckpoint(filename="best", monitor=monitor, mode=mode, **options),
+        RunCheckpoint(filename="last", save_on_exception=True, **options),
+    ]
+
+
+def loggers(run: Path, chosen: Any, resume_from: Path | None = None) -> list[Logger]:
+    """metrics.csv, with the rows up to a checkpoint that is resumed, and TensorBoard events.
+
+    `chosen`, the value of --trainer.logger, takes TensorBoard's place; false means no logger at all.
+    """
+    if chosen is False:
+        return []
+    place: dict[str, Any] = {"save_dir": run.parent, "name": "", "version": run.name}
+    if chosen is None or chosen is True:
+        chosen = TensorBoardLogger(**place)
+    rows = _rows(run)  # before the logger starts a new file
+    table = CSVLogger(**place)
+    if resume_from is not None:
+        steps = read_torch(resume_from)["global_step"]
+        for row in rows:
+            if int(step := row.pop("step")) < steps:
+                table.log_metrics(row, step=int(step))  # type: ignore[arg-type]
+        table.save()
+    return [table, *(chosen if isinstance(chosen, list) else [chosen])]
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """config.yaml; ValueError where it is damaged."""
+    try:
+        config = yaml.safe_load((run / CONFIG).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{run / CONFIG}: {one_line(error)}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{run / CONFIG}: expected groups of options")
+    return config
+
+
+def read_metrics(run: Path) -> list[dict[str, float]]:
+    """The rows of metrics.csv, each with the values that it has."""
+    return [{name: float(value) for name, value in row.items()} for row in _rows(run)]
+
+
+def _rows(run: Path) -> list[dict[str, str]]:
+    if not (run / METRICS).is_file():
+        return []
+    with open(run / METRICS, newline="") as file:
+        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def write_summary(run: Path, summary: Mapping[str, Any]) -> None:
+    """summary.json."""
+    (run / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")

@@ -1,0 +1,233 @@
+"""fit, validate and test: LightningCLI for one task, whose module and data classes are fixed."""
+
+import glob
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Checkpoint as CheckpointCallback
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from multimodal import pretrained
+from multimodal.pretrained import load_weights
+from tasks.console import quiet_lightning, table
+from tasks.curves import draw_curves
+from tasks.errors import UsageError, one_line
+from tasks.optim import freeze
+from tasks.parser import TaskParser
+from tasks.registry import Task
+from tasks.run import (
+    CONFIG,
+    best_checkpoint,
+    checkpoint_callbacks,
+    create_run,
+    find_run,
+    loggers,
+    read_config,
+    resume_point,
+    write_summary,
+)
+
+
+def run(verb: str, task: Task, arguments: list[str]) -> int:
+    """Run `multimodal VERB TASK ...`; the exit code."""
+    quiet_lightning()
+    try:
+        cli = TaskCLI(verb, task, arguments)
+    except (ValueError, OSError, ModuleNotFoundError, MisconfigurationException) as error:
+        raise UsageError(one_line(error)) from error
+    try:
+        cli.fit() if verb == "fit" else cli.evaluate()
+    except MisconfigurationException as error:
+        raise ValueError(one_line(error)) from error
+    return 0
+
+
+class TaskCLI(LightningCLI):
+    """One task and one verb: parses, builds, and runs when asked to.
+
+    Values come, the later ones winning, from the task's recipe, from the run or checkpoint that the command starts
+    from, from --config files and from flags.
+    """
+
+    def __init__(self, verb: str, task: Task, arguments: Sequence[str]) -> None:
+        self.verb = verb
+        self.task = task
+        self.source = ""
+        self.checkpoint: pretrained.Checkpoint | None = None
+        self.run_folder: Path | None = None
+        self.resume_from: Path | None = None
+        program = f"multimodal {verb} {task.name}"
+        super().__init__(
+            task.load(task.module),
+            task.load(task.data),
+            save_config_callback=None,
+            # Samplers deal samples to processes themselves: each comes once, where Lightning's repeat some.
+            trainer_defaults={"default_root_dir": "runs", "use_distributed_sampler": False},
+            seed_everything_default=0,
+            parser_class=TaskParser,
+            parser_kwargs={
+                "prog": program,
+                "usage": f"{program} [--config FILE] [flags]",
+                "description": task.help,
+                "default_config_files": [glob.escape(str(task.config_path))],
+                "allow_abbrev": False,
+            },
+            args=list(arguments),
+            run=False,
+            auto_configure_optimizers=False,
+        )
+
+    # Parsing
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        for link in self.task.links:
+            parser.link_arguments(link.source, link.target, apply_on=link.on)
+        if self.verb != "fit":
+            parser.add_argument("--checkpoint", type=str, required=True, help=f"What to measure: {pretrained.FORMATS}.")
+            return
+        parser.add_argument(
+            "--init", type=str | None, default=None, help=f"Weights to start from: {pretrained.FORMATS}."
+        )
+        parser.add_argument(
+            "--freeze",
+            type=list[str] | str | None,
+            default=None,
+            help="Parameters of the model to leave as they are: a pattern such as 'encoder.*', or a list of patterns.",
+        )
+        parser.add_argument(
+            "--resume", type=str | None, default=None, help="A run, or a checkpoint in one, to go on with."
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse twice: once to see what the command starts from, then with the values of that beneath the user's."""
+        assert isinstance(args, list)
+        given = parser.parse_args([argument for argument in args if not argument.startswith("--print_config")])
+        self.config = parser.parse_args([*self._base(given), *args])
+
+    def _base(self, given: Namespace) -> list[str]:
+        """Arguments that stand for the run or the checkpoint that the command starts from."""
+        if resumed := given.get("resume"):
+            self.run_folder, self.resume_from = resume_point(resumed)
+        self.source = str(self.resume_from or given.get("init") or given.get("checkpoint") or "")
+        if not self.source:
+            return []
+        starts_anew = self.verb == "fit" and self.resume_from is None
+        self.checkpoint = pretrained.read(self.source, task=self.task.name)
+        base = ["--config", str(self.run_folder / CONFIG)] if self.run_folder else []
+        return [*base, "--config", json.dumps(self._config_of(self.checkpoint, starts_anew=starts_anew))]
+
+    def _config_of(self, checkpoint: pretrained.Checkpoint, *, starts_anew: bool) -> dict[str, Any]:
+        """What a checkpoint decides: architecture, preprocessing and, unless training starts anew, the classes."""
+        run_folder = find_run(self.source) if self.verb != "fit" else None
+        data = dict(read_config(run_folder).get("data") or {}) if run_folder else {}
+        data |= checkpoint.preprocess or {}
+        if not starts_anew:
+            data["labels"] = checkpoint.labels
+        options = self.parser.get_defaults(skip_validation=True)  # without those that links set
+        return {
+            group: {name: value for name, value in values.items() if f"{group}.{name}" in options}
+            for group, values in (("model", checkpoint.config), ("data", data))
+        }
+
+    # Building
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        self._load_weights()
+        options = self.config_init["trainer"]
+        callbacks = options["callbacks"] or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        if self.verb != "fit":
+            saves = any(isinstance(callback, CheckpointCallback) for callback in callbacks)
+            return super().instantiate_trainer(logger=options["logger"] or False, enable_checkpointing=saves, **kwargs)
+        if options["fast_dev_run"] or options["barebones"]:
+            self.run_folder = None  # nothing is to be written, also not into a resumed run
+            return super().instantiate_trainer(**kwargs)
+        folder = self.run_folder = self.run_folder or create_run(Path(options["default_root_dir"]), self.task.name)
+        if options["enable_checkpointing"] is not False:
+            callbacks = [*callbacks, *checkpoint_callbacks(folder, f"val/{self.task.metric}", self.task.mode)]
+        kwargs |= {"callbacks": callbacks, "logger": loggers(folder, options["logger"], self.resume_from)}
+        try:
+            return super().instantiate_trainer(default_root_dir=folder, **kwargs)
+        except BaseException:
+            with suppress(OSError):  # a folder that is not empty stays
+                folder.rmdir()
+            raise
+
+    def _load_weights(self) -> None:
+        """Start from the checkpoint; said here, before a run folder is made, if something does not fit."""
+        if self.resume_from is not None and self.checkpoint is not None:
+            load_weights(self.model.model, self.checkpoint.state_dict, self.source)  # Lightning will load them again
+        elif self.checkpoint is not None:
+            labels = getattr(self.datamodule, "labels", None) if self.verb == "fit" else None
+            self.model.load_pretrained(self.checkpoint, self.source, labels)
+        if self.verb == "fit" and self.config.freeze:
+            if self.checkpoint is None:
+                raise ValueError("--freeze needs --init: without it random weights would be frozen")
+            freeze(self.model.model, self.config.freeze)
+
+    # Running
+
+    def fit(self) -> None:
+        """Train, then test the best checkpoint and write down how it went."""
+        if self.run_folder and self.trainer.is_global_zero:
+            config = self.config.clone()
+            config.resume = None
+            (self.run_folder / CONFIG).write_text(self.parser.dump(config, skip_unset=False))
+        started = time.perf_counter()
+        with self._stoppable():
+            self.trainer.fit(self.model, self.datamodule, ckpt_path=self.resume_from, weights_only=True)
+        seconds = time.perf_counter() - started
+        # A process that did not make the folder hears its name from the one that did.
+        folder = self.trainer.strategy.broadcast(self.run_folder)
+        best = best_checkpoint(folder) if folder else None
+        if best:
+            self.model.load_pretrained(pretrained.read(best, task=self.task.name), str(best))
+        results = self._measure("test")
+        if not self.trainer.is_global_zero:
+            return
+        value = results.get(f"test/{self.task.metric}")
+        summary = {
+            "task": self.task.name,
+            "metric": self.task.metric,
+            "value": None if value is None else round(value, 6),
+            "params": sum(parameter.numel() for parameter in self.model.model.parameters()),
+            "seconds": round(seconds, 1),
+            "checkpoint": str(best) if best else None,
+        }
+        if folder:
+            write_summary(folder, summary)
+            draw_curves(folder)
+        print(table(summary))
+
+    def evaluate(self) -> None:
+        """Measure the checkpoint."""
+        results = self._measure(self.verb)
+        if self.trainer.is_global_zero:
+            print(table(results))
+
+    def _measure(self, verb: str) -> dict[str, float]:
+        with self._stoppable():
+            results = getattr(self.trainer, verb)(self.model, datamodule=self.datamodule, verbose=False)
+        return dict(results[0]) if results else {}
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Exit codes of a stopped run: 130 after Ctrl-C, 143 after SIGTERM, where Lightning says 1 and 0."""
+        try:
+            yield
+        except SystemExit as stop:
+            if not self.trainer.interrupted:
+                raise
+            if self.run_folder and best_checkpoint(self.run_folder) and self.trainer.is_global_zero:
+                print(f"go on with: multimodal fit {self.task.name} --resume {self.run_folder}", file=sys.stderr)
+            raise SystemExit(128 + (signal.SIGTERM if isinstance(stop, SIGTERMException) else signal.SIGINT)) from stop
