@@ -14,9 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {"lightning", "lightning_fabric", "pytorch_lightning", "jsonargparse"}
 
 # The layers of `multimodal`, and which others each may import. The longest prefix of a module's name decides.
-ATTENTION = {"multimodal.attention", "multimodal.attention.kernels", "multimodal.attention.masks"}
+ATTENTION = {"multimodal.attention", "multimodal.attention.kernels", "multimodal.attention.masks", "multimodal.linear"}
 LAYERS = {
     "multimodal": set(),
+    "multimodal.linear": set(),
     "multimodal.attention.masks": set(),
     "multimodal.attention.kernels": {"multimodal.attention.masks"},
     "multimodal.attention": ATTENTION,

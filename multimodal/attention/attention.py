@@ -13,6 +13,7 @@ from multimodal.attention.kernels import build_kernel
 from multimodal.attention.kernels.naive import softmax_attention
 from multimodal.attention.masks import merge_masks
 from multimodal.attention.rope import Rope
+from multimodal.linear import linear
 
 
 class Attention(nn.Module):
@@ -119,13 +120,13 @@ class Attention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        q = self.q_norm(self._heads(self.q_proj(query)))
+        q = self.q_norm(self._heads(linear(self.q_proj, query)))
         if rope is not None:
             q = rope.turn_query(q)
         if cache is not None and cache.complete:
             k, v = cache.read()
         else:
-            k, v = self.k_norm(self._heads(self.k_proj(key))), self._heads(self.v_proj(value))
+            k, v = self.k_norm(self._heads(linear(self.k_proj, key))), self._heads(linear(self.v_proj, value))
             if rope is not None:
                 k = rope.turn_key(k)
             if cache is not None:
@@ -155,4 +156,4 @@ class Attention(nn.Module):
             out, weights = softmax_attention(q, k, v, allowed=allowed, bias=bias, scale=scale, dropout=dropout)
         else:
             out = self.kernel(q, k, v, key_mask=key_mask, mask=mask, bias=bias, causal=causal, scale=scale)
-        return self.out_proj(out.transpose(1, 2).flatten(2)), weights
+        return linear(self.out_proj, out.transpose(1, 2).flatten(2)), weights

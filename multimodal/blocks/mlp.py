@@ -8,6 +8,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from multimodal.linear import linear
+
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 
 
@@ -65,5 +67,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, D] -> [B, N, D]."""
-        hidden = self.act(self.fc1(x)) if self.gate is None else self.act(self.gate(x)) * self.fc1(x)
-        return self.fc2(self.dropout(hidden))
+        if self.gate is None:
+            hidden = linear(self.fc1, x, self.act)
+        else:
+            hidden = linear(self.gate, x, self.act) * linear(self.fc1, x)
+        return linear(self.fc2, self.dropout(hidden))

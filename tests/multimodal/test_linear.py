@@ -1,0 +1,78 @@
+"""The fused Linear equals the plain one, and leaves alone what is more than a Linear."""
+
+import pytest
+import torch
+from torch import nn
+
+from multimodal.blocks.mlp import QuickGELU
+from multimodal.linear import linear
+
+ACTIVATIONS = [nn.Identity(), nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU(), QuickGELU()]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The activations of the fused calls that are made."""
+    made: list[str] = []
+    fused = torch.ops.mkldnn._linear_pointwise
+
+    def record(*arguments: object) -> torch.Tensor:
+        made.append(str(arguments[3]))
+        return fused(*arguments)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", record)
+    return made
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_fused_equals_plain(
+    dtype: torch.dtype, tolerance: float, activation: nn.Module, bias: bool, calls: list[str]
+) -> None:
+    layer = nn.Linear(24, 40, bias=bias)
+    x = torch.randn(2, 100, 24)
+    expected = activation(layer(x)).detach()
+    with torch.no_grad():
+        found = linear(layer.to(dtype), x.to(dtype), activation)
+    assert found.dtype == dtype
+    assert (found.float() - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+    fuses = not isinstance(activation, QuickGELU) and (dtype == torch.bfloat16 or not isinstance(activation, nn.Identity))
+    assert len(calls) == fuses
+
+
+def test_training_is_never_fused(calls: list[str]) -> None:
+    layer, x = nn.Linear(24, 40), torch.randn(200, 24)
+    linear(layer, x, nn.GELU()).sum().backward()
+    assert not calls
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.abs().sum() > 0
+
+
+class Adapter(nn.Linear):
+    """A Linear that is more than one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+def hooked(layer: nn.Linear) -> nn.Linear:
+    layer.register_forward_hook(lambda module, inputs, output: output + 1)
+    return layer
+
+
+@pytest.mark.parametrize("make", [lambda: Adapter(24, 40), lambda: hooked(nn.Linear(24, 40))], ids=["subclass", "hook"])
+def test_what_is_more_than_a_linear_is_called(make, calls: list[str]) -> None:
+    layer, x = make(), torch.randn(200, 24)
+    with torch.no_grad():
+        found = linear(layer, x, nn.ReLU())
+        plain = torch.relu(nn.functional.linear(x, layer.weight, layer.bias) + 1)
+    assert torch.equal(found, plain)
+    assert not calls
+
+
+def test_autocast_is_left_to_torch(calls: list[str]) -> None:
+    layer, x = nn.Linear(24, 40), torch.randn(200, 24)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert linear(layer, x, nn.GELU()).dtype == torch.bfloat16
+    assert not calls
