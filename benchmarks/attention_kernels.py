@@ -7,16 +7,14 @@ median over its rounds. About three minutes on two CPU cores.
 """
 
 import argparse
-import platform
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from statistics import median
 
 import torch
+from report import DOCS, origin
 
 from multimodal.attention.kernels import build_kernel
 
@@ -107,25 +105,12 @@ def table(training: dict[tuple[int, int], Cell], inference: dict[tuple[int, int]
     return lines
 
 
-def processor(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    models = (
-        [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
-    )
-    name = models[0].split(":")[1].strip() if models else platform.processor()
-    return f"{name}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-
-
 def report(device: torch.device, seconds: float) -> str:
     """The whole page; a line per cell goes to the screen meanwhile."""
-    command = " ".join(["python", "benchmarks/attention_kernels.py", *sys.argv[1:]])
     lines = [
         f"# Plain against fused attention on {device.type}",
         "",
-        f"`{command}`, {date.today()}, torch {torch.__version__}, Python {platform.python_version()},",
-        f"{processor(device)}.",
+        origin(device=device),
         "",
         f"Self-attention without a mask, heads of {HEAD_DIM}, batches of about {TOKENS} tokens, medians of interleaved",
         "rounds. Training is forward and backward. Plain is the kernel `naive`, fused is `sdpa`; `auto` chooses by the",
@@ -159,8 +144,7 @@ def main() -> None:
     page = report(arguments.device, arguments.seconds)
     print(page)
     suffix = "" if arguments.device.type == "cpu" else f"_{arguments.device.type}"
-    path = Path(__file__).resolve().parents[1] / "docs" / f"attention_kernels{suffix}.md"
-    path.parent.mkdir(exist_ok=True)
+    path = DOCS / f"attention_kernels{suffix}.md"
     path.write_text(page)
     print(f"written to {path}", file=sys.stderr)
 
