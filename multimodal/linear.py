@@ -1,11 +1,10 @@
-"""A Linear with its activation: fused into one oneDNN call for inference on CPU, where that was measured to pay.
+"""A Linear with its activation: one oneDNN call for inference on CPU, where that was measured to pay.
 
-Holds for torch 2.9 to 2.14: `torch.ops.mkldnn._linear_pointwise` is what torch.compile emits for the same pair. It saves
-the pass that spreads the bias over the output in bfloat16, and the activation's pass and memory in both dtypes.
+`torch.ops.mkldnn._linear_pointwise` is what torch.compile emits for the same pair (tried with torch 2.14). It saves the
+pass that spreads the bias over the output in bfloat16, and the activation's pass and memory in both dtypes.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 _FUSIBLE = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "swish", nn.Identity: "none"}
@@ -19,7 +18,7 @@ _IDENTITY = nn.Identity()
 def linear(layer: nn.Module, x: Tensor, activation: nn.Module = _IDENTITY) -> Tensor:
     """activation(layer(x)) for x [..., in_features].
 
-    A layer that is more than a plain `nn.Linear` (quantised, adapter-wrapped, sharded, hooked) is always called as it is.
+    A layer that is more than a plain `nn.Linear` (quantised, adapter-wrapped, sharded, hooked) is called as it is.
     """
     if _fuses(layer, x, activation):
         algorithm = getattr(activation, "approximate", "") if isinstance(activation, nn.GELU) else ""
@@ -29,7 +28,7 @@ def linear(layer: nn.Module, x: Tensor, activation: nn.Module = _IDENTITY) -> Te
 
 
 def _fuses(layer: nn.Module, x: Tensor, activation: nn.Module) -> bool:
-    if torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or type(activation) not in _FUSIBLE:
         return False

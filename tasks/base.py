@@ -123,8 +123,23 @@ class TaskModule(LightningModule):
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.evaluate(batch, self.test_metrics)
 
+    def on_validation_epoch_start(self) -> None:
+        if self.trainer.state.fn == TrainerFn.FITTING and self.train_metrics["loss"].update_called:
+            self._check_divergence()  # before a checkpoint replaces the last good one
+
     def on_train_epoch_end(self) -> None:
-        self._log(self.train_metrics)
+        if self.train_metrics["loss"].update_called:  # a run may be resumed at the very end of an epoch
+            self._check_divergence()
+            self._log(self.train_metrics)
+
+    def _check_divergence(self) -> None:
+        loss = self.train_metrics.compute()["train/loss"]
+        # In float16 a loss may overflow, and the step is then left out.
+        if not loss.isfinite() and self.trainer.precision != "16-mixed":
+            raise ValueError(
+                f"train/loss is {loss:g} in epoch {self.current_epoch}: training has diverged, expected a finite loss; "
+                "try a smaller model.lr"
+            )
 
     def on_validation_epoch_end(self) -> None:
         self._log(self.val_metrics)
@@ -143,7 +158,7 @@ class TaskModule(LightningModule):
         steps = self._measure_run()
         # With loss scaling a fused step unscales gradients by itself, which is too late for clipping.
         fused = not (self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val)
-        optimizer = AdamW(self._parameter_groups(), betas=self.hparams["betas"], fused=fused)
+        optimizer = AdamW(self.optimizer_groups(), betas=self.hparams["betas"], fused=fused)
         schedule = LambdaLR(optimizer, warmup_cosine(steps, self.hparams["warmup"], self.hparams["final_lr"]))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -162,14 +177,19 @@ class TaskModule(LightningModule):
         else:
             plugin.clip_grad_by_norm(optimizer, gradient_clip_val)
 
-    def _parameter_groups(self) -> list[dict[str, Any]]:
+    def optimizer_groups(self) -> list[dict[str, Any]]:
+        """The parameters to train, as the optimizer takes them; ValueError where there is none."""
         names = ("lr", "weight_decay", "layer_decay")
         return parameter_groups(self.model, **{name: self.hparams[name] for name in names})
 
     def _measure_run(self) -> int:
+        if self.trainer.accumulate_grad_batches < 1:
+            raise ValueError(
+                f"trainer.accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, expected at least 1"
+            )
         steps = self.trainer.estimated_stepping_batches
         if not 0 < steps < float("inf"):
-            raise ValueError("the schedule has to know the run's end: give trainer.max_epochs or trainer.max_steps")
+            raise ValueError("the run has no end, or no step: give trainer.max_epochs or trainer.max_steps")
         batches, accumulated = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if accumulated > batches:
             rank_zero_warn(f"accumulate_grad_batches is {accumulated}, but an epoch has only {batches} batches")
@@ -182,7 +202,7 @@ class TaskModule(LightningModule):
         """Let the configuration count, also where a resumed optimizer and schedule brought what counted before."""
         optimizer, schedule = self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler
         assert isinstance(schedule, LambdaLR)
-        fresh = self._parameter_groups()
+        fresh = self.optimizer_groups()
         schedule.base_lrs = [group["lr"] for group in fresh]
         for group, new, factor in zip(optimizer.param_groups, fresh, schedule.lr_lambdas, strict=True):
             group["initial_lr"] = new["lr"]
@@ -205,3 +225,6 @@ class TaskModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._total_steps = checkpoint.get("total_steps")
+        fitting = self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
+        if fitting and self.hparams["ema_decay"] is None and "current_model_state" in checkpoint:
+            checkpoint["state_dict"] = checkpoint["current_model_state"]  # go on from the raw weights

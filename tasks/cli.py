@@ -111,7 +111,7 @@ class Parser(argparse.ArgumentParser):
         known = {flag for action in self._actions for flag in action.option_strings}
         for argument in itertools.takewhile(lambda argument: argument != "--", args):
             flag = argument.split("=")[0]
-            if flag.startswith("--") and flag not in known:
+            if flag.startswith("-") and len(flag) > 1 and flag not in known:
                 raise UsageError(f"unknown flag {flag}: {did_you_mean(flag, known)}")
         return super().parse_args(args)
 

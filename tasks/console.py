@@ -5,6 +5,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.errors import one_line
+
+_PLAIN = warnings.formatwarning
 # Advertisements, and remarks on what is meant to be so.
 _MESSAGES = ("💡", "TPU available", "Loading `train_dataloader`")
 _WARNINGS = (
@@ -18,11 +21,21 @@ def quiet_lightning() -> None:
     """Leave out what Lightning says on every run and no one can act upon."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    warnings.formatwarning = _one_line_warning
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_wanted)
 
 
 def _wanted(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_MESSAGES)
+
+
+def _one_line_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """What is said to users without the line of code that says it; other warnings as Python writes them."""
+    if issubclass(category, UserWarning):
+        return f"multimodal: warning: {one_line(message)}\n"
+    return _PLAIN(message, category, filename, lineno, line)
 
 
 def table(rows: Mapping[str, Any]) -> str:

@@ -100,6 +100,9 @@ class TaskData(LightningDataModule):
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        for name, value in (("seed", seed), ("split_seed", split_seed)):
+            if value is not None and value < 0:
+                raise ValueError(f"{name} is {value}, expected at least 0")
         if num_workers is not None and num_workers < 0:
             raise ValueError(f"num_workers is {num_workers}, expected at least 0")
         if not 0 < val_fraction < 1:

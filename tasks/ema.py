@@ -23,6 +23,19 @@ class EMA(WeightAveraging):
         super().__init__(multi_avg_fn=get_ema_multi_avg_fn(decay))
         self._exchanged = False
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.precision in ("16-true", "bf16-true"):
+            raise ValueError(
+                f"ema_decay with trainer.precision {trainer.precision}: its steps are too small for 16 bits, "
+                "expected a mixed precision, or ema_decay null"
+            )
+        super().setup(trainer, pl_module, stage)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The model has been converted since its copy was made.
+        assert self._average_model is not None
+        trainer.precision_plugin.convert_module(self._average_model)
+
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             super().on_validation_epoch_start(trainer, pl_module)

@@ -2,9 +2,11 @@
 
 import re
 from os import PathLike
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
+import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from pytorch_lightning.cli import LightningArgumentParser
 
@@ -17,7 +19,11 @@ set_parsing_settings(
     import_path_denylist=[],  # none besides jsonargparse's own, which this enforces
 )
 
-_REPLACED = {"--ckpt_path": "use --checkpoint with validate and test, --init or --resume with fit"}
+_ELSEWHERE = {
+    "--ckpt_path": "use --checkpoint with validate and test, --init or --resume with fit",
+    "--checkpoint": "fit takes --init or --resume",
+    **dict.fromkeys(("--init", "--freeze", "--resume"), "only fit takes it"),
+}
 _CLASSES = (*pl.callbacks.__all__, *pl.loggers.__all__, *pl.strategies.__all__, *pl.profilers.__all__)
 
 # jsonargparse's messages, on one line.
@@ -35,12 +41,43 @@ _REASONS = (
 class TaskParser(LightningArgumentParser):
     """Lightning's parser, with errors for people."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.linked: set[str] = set()
+        """Options that links set."""
+        super().__init__(*args, **kwargs)
+
+    def link_arguments(self, source: Any, target: str, *args: Any, **kwargs: Any) -> None:
+        """Let one option follow from another, which is then no flag."""
+        self.linked.add(target)
+        super().link_arguments(source, target, *args, **kwargs)
+
     def parse_path(self, path: str | PathLike[str], *args: Any, **kwargs: Any) -> Namespace:
         """Parse a config file; its name begins the error."""
         try:
+            self._check_file(Path(path))
             return super().parse_path(path, *args, **kwargs)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
+
+    def _check_file(self, path: Path) -> None:
+        """Refuse what the parser would drop in silence, or tell of without the file's name."""
+        try:
+            groups = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"no text in UTF-8 ({error}), expected YAML") from error
+        except (OSError, yaml.YAMLError):
+            return  # the parser tells
+        if not isinstance(groups, dict):
+            raise UsageError(f"holds {_in_words(groups)}, expected options by name")
+        options = self.get_defaults(skip_validation=True)  # without those that links set
+        for group, values in groups.items():
+            if isinstance(options.get(str(group)), Namespace) and not isinstance(values, dict):
+                raise UsageError(f"{group} is {_in_words(values)}, expected options by name")
+            for key in [f"{group}.{name}" for name in values] if isinstance(values, dict) else [str(group)]:
+                if key in self.linked:
+                    raise UsageError(_no_flag(key))
+                if key not in options:
+                    raise UsageError(f"unknown key {key}: {did_you_mean(key, options.keys())}")
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise instead of printing the usage and leaving."""
@@ -54,13 +91,21 @@ class TaskParser(LightningArgumentParser):
         keys = [*self.get_defaults(skip_validation=True).keys(), "config", "print_config"]
         if found := _UNKNOWN_FLAG.search(message):
             flag = found["flag"]
-            return f"unknown flag {flag}: {_REPLACED.get(flag) or did_you_mean(flag, [f'--{key}' for key in keys])}"
+            return f"unknown flag {flag}: {_ELSEWHERE.get(flag) or did_you_mean(flag, [f'--{key}' for key in keys])}"
         if found := _UNKNOWN_KEY.search(message):
             key = ".".join(filter(None, (found["group"], found["key"])))
             return f"unknown key {key}: {did_you_mean(key, keys)}"
         if found := _LINKED.search(message):
-            return f"{found['key'] or found['target']} is no flag, see 'Linked arguments' in --help for what sets it"
+            return _no_flag(found["key"] or found["target"])
         return message
+
+
+def _no_flag(key: str) -> str:
+    return f"{key} is no flag, see 'Linked arguments' in --help for what sets it"
+
+
+def _in_words(value: Any) -> str:
+    return "nothing" if value is None else f"{str(value)!r:.60}"
 
 
 def _explain_value(reason: str) -> str:

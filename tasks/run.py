@@ -8,20 +8,27 @@ import csv
 import itertools
 import json
 import os
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
+from io import BytesIO
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 import yaml
-from pytorch_lightning import LightningModule, Trainer
+from lightning_fabric.utilities.types import _PATH
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from multimodal.pretrained.files import read_torch
+from multimodal.pretrained.files import write_whole
 from tasks.errors import one_line
 
 CONFIG = "config.yaml"
@@ -33,7 +40,7 @@ _SHARED = "MULTIMODAL_RUN"
 
 
 def create_run(root: Path, task: str) -> Path:
-    """A new folder for a run, its own also where two runs start in the same second; OSError where none can be made.
+    """A new folder for a run, its own also where two runs start in the same second; ValueError where none can be made.
 
     The first process makes it and leaves its name to those that it starts. A process started otherwise (torchrun)
     writes nothing, and hears from Lightning where the first one's checkpoints are.
@@ -41,7 +48,10 @@ def create_run(root: Path, task: str) -> Path:
     folder = root / task
     if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return Path(os.environ.get(_SHARED, folder / "unknown"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"trainer.default_root_dir {root}: no folder can be made there ({error})") from error
     started = f"{datetime.now():%Y%m%d-%H%M%S}"
     for name in itertools.chain([started], (f"{started}-{count}" for count in itertools.count(1))):
         try:
@@ -78,12 +88,31 @@ def best_checkpoint(run: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint whole or not at all: Lightning's copy from a temporary folder may stop half-way."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        content = BytesIO()
+        torch.save(checkpoint, content)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(Path(path), content.getbuffer())
+
+
 class RunCheckpoint(ModelCheckpoint):
     """A checkpoint of a run folder, which may have been moved since.
 
     An interruption (Ctrl-C, SIGTERM) saves one; an error does not, so that the last good one is left as it is. Of
     equally good ones the latest is kept: on a small validation set many are.
     """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        with suppress(NotImplementedError):  # a strategy with files of its own
+            if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+                trainer.strategy.checkpoint_io = WholeCheckpoints()
+        super().setup(trainer, pl_module, stage)
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         equal = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)
@@ -113,8 +142,45 @@ def checkpoint_callbacks(run: Path, monitor: str, mode: str) -> list[ModelCheckp
     ]
 
 
-def loggers(run: Path, chosen: Any, resume_from: Path | None = None) -> list[Logger]:
-    """metrics.csv, with the rows up to a checkpoint that is resumed, and TensorBoard events.
+class WriteConfig(Callback):
+    """Writes config.yaml when training starts: a run that cannot go on as it was told to keeps the one it has."""
+
+    def __init__(self, run: Path, config: str) -> None:
+        self.run = run
+        self.config = config
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            write_whole(self.run / CONFIG, self.config.encode())
+
+
+class StopTogether(Callback):
+    """Ends all processes of a run at the same batch after Ctrl-C or SIGTERM, which find each of them somewhere else.
+
+    Lightning would tell the others from within its signal handler, in the middle of whatever they exchange, and they
+    may then wait for each other for ever.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+        """The signal that this process got."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.world_size > 1:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._note)  # Lightning puts back what was there
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.world_size > 1 and trainer.strategy.reduce_boolean_decision(self.signal != 0, all=False):
+            raise SIGTERMException
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+
+
+def loggers(run: Path, chosen: Any, resumed_step: int | None = None) -> list[Logger]:
+    """metrics.csv, with the rows before the step at which a run is resumed, and TensorBoard events.
 
     `chosen`, the value of --trainer.logger, takes TensorBoard's place; false means no logger at all.
     """
@@ -125,10 +191,9 @@ def loggers(run: Path, chosen: Any, resume_from: Path | None = None) -> list[Log
         chosen = TensorBoardLogger(**place)
     rows = _rows(run)  # before the logger starts a new file
     table = CSVLogger(**place)
-    if resume_from is not None:
-        steps = read_torch(resume_from)["global_step"]
+    if resumed_step is not None:
         for row in rows:
-            if int(step := row.pop("step")) < steps:
+            if int(step := row.pop("step")) < resumed_step:
                 table.log_metrics(row, step=int(step))  # type: ignore[arg-type]
         table.save()
     return [table, *(chosen if isinstance(chosen, list) else [chosen])]
@@ -151,10 +216,18 @@ def read_metrics(run: Path) -> list[dict[str, float]]:
 
 
 def _rows(run: Path) -> list[dict[str, str]]:
-    if not (run / METRICS).is_file():
+    """The cells that are not empty; ValueError where one is no number, or a row has no step."""
+    path = run / METRICS
+    if not path.is_file():
         return []
-    with open(run / METRICS, newline="") as file:
-        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+    with path.open(newline="") as file:
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+    for number, row in enumerate(rows, start=1):
+        try:
+            int(row["step"]), [float(value) for value in row.values()]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: row {number} is damaged, expected numbers, with a step") from error
+    return rows
 
 
 def write_summary(run: Path, summary: Mapping[str, Any]) -> None:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
+import torch
 from jsonargparse import Namespace
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Trainer
@@ -19,6 +21,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from multimodal import pretrained
 from multimodal.pretrained import load_weights
+from multimodal.pretrained.files import read_torch
 from tasks.console import quiet_lightning, table
 from tasks.curves import draw_curves
 from tasks.errors import UsageError, one_line
@@ -27,6 +30,8 @@ from tasks.parser import TaskParser
 from tasks.registry import Task
 from tasks.run import (
     CONFIG,
+    StopTogether,
+    WriteConfig,
     best_checkpoint,
     checkpoint_callbacks,
     create_run,
@@ -41,15 +46,33 @@ from tasks.run import (
 def run(verb: str, task: Task, arguments: list[str]) -> int:
     """Run `multimodal VERB TASK ...`; the exit code."""
     quiet_lightning()
+    told: type[ValueError] = UsageError
     try:
         cli = TaskCLI(verb, task, arguments)
-    except (ValueError, OSError, ModuleNotFoundError, MisconfigurationException) as error:
-        raise UsageError(one_line(error)) from error
-    try:
+        told = ValueError
         cli.fit() if verb == "fit" else cli.evaluate()
-    except MisconfigurationException as error:
-        raise ValueError(one_line(error)) from error
+    except Exception as error:
+        if line := _explain(error):
+            raise told(line) from error
+        raise
     return 0
+
+
+def _explain(error: Exception) -> str | None:
+    """What a user can act upon, in one line; None for a bug, which keeps its traceback."""
+    line = one_line(error)
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in line:
+        return f"out of memory, a smaller model or data.batch_size is needed: {line}"
+    if "closed by peer" in line or "reset by peer" in line:
+        return "another process of this run has failed, and tells why"
+    expected = isinstance(error, ValueError | OSError | ModuleNotFoundError | MisconfigurationException)
+    return line if expected or _raised_by_lightning(error) else None
+
+
+def _raised_by_lightning(error: Exception) -> bool:
+    """Whether Lightning's own code raised it, as it does, with any class of error, about flags and callbacks."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return modules[-1:] != [] and modules[-1].split(".")[0] in ("pytorch_lightning", "lightning_fabric")
 
 
 class TaskCLI(LightningCLI):
@@ -66,6 +89,8 @@ class TaskCLI(LightningCLI):
         self.checkpoint: pretrained.Checkpoint | None = None
         self.run_folder: Path | None = None
         self.resume_from: Path | None = None
+        self.resumed_step: int | None = None
+        self.stop_together = StopTogether()
         program = f"multimodal {verb} {task.name}"
         super().__init__(
             task.load(task.module),
@@ -116,11 +141,16 @@ class TaskCLI(LightningCLI):
 
     def _base(self, given: Namespace) -> list[str]:
         """Arguments that stand for the run or the checkpoint that the command starts from."""
-        if resumed := given.get("resume"):
-            self.run_folder, self.resume_from = resume_point(resumed)
-        self.source = str(self.resume_from or given.get("init") or given.get("checkpoint") or "")
-        if not self.source:
+        sources = {name: value for name in ("init", "resume", "checkpoint") if (value := given.get(name)) is not None}
+        if not sources:
             return []
+        if len(sources) > 1:
+            raise ValueError("--resume and --init: expected one of them, since a run that goes on has its weights")
+        if "" in sources.values():
+            raise ValueError(f"--{next(iter(sources))} is empty, expected {pretrained.FORMATS}")
+        if "resume" in sources:
+            self.run_folder, self.resume_from = resume_point(sources["resume"])
+        self.source = str(self.resume_from or next(iter(sources.values())))
         starts_anew = self.verb == "fit" and self.resume_from is None
         self.checkpoint = pretrained.read(self.source, task=self.task.name)
         base = ["--config", str(self.run_folder / CONFIG)] if self.run_folder else []
@@ -155,7 +185,8 @@ class TaskCLI(LightningCLI):
         folder = self.run_folder = self.run_folder or create_run(Path(options["default_root_dir"]), self.task.name)
         if options["enable_checkpointing"] is not False:
             callbacks = [*callbacks, *checkpoint_callbacks(folder, f"val/{self.task.metric}", self.task.mode)]
-        kwargs |= {"callbacks": callbacks, "logger": loggers(folder, options["logger"], self.resume_from)}
+        callbacks = [*callbacks, WriteConfig(folder, self._config_text()), self.stop_together]
+        kwargs |= {"callbacks": callbacks, "logger": loggers(folder, options["logger"], self.resumed_step)}
         try:
             return super().instantiate_trainer(default_root_dir=folder, **kwargs)
         except BaseException:
@@ -174,15 +205,33 @@ class TaskCLI(LightningCLI):
             if self.checkpoint is None:
                 raise ValueError("--freeze needs --init: without it random weights would be frozen")
             freeze(self.model.model, self.config.freeze)
+        if self.verb == "fit":
+            sizes = [len(group["params"]) for group in self.model.optimizer_groups()]
+            if self.resume_from is not None:
+                self._check_optimizer(self.resume_from, sizes)
+
+    def _check_optimizer(self, checkpoint: Path, sizes: list[int]) -> None:
+        saved = read_torch(checkpoint)
+        if not saved.get("optimizer_states"):
+            raise ValueError(f"{checkpoint}: weights alone, expected the state of a training too; start with --init")
+        had = [len(group["params"]) for group in saved["optimizer_states"][0]["param_groups"]]
+        if had != sizes:
+            raise ValueError(
+                f"{checkpoint}: its optimizer has groups of {had} parameters, expected {sizes}; --freeze and "
+                "model.layer_decay stay as they are in a run, to change them start with --init"
+            )
+        self.resumed_step = saved["global_step"]
+
+    def _config_text(self) -> str:
+        config = self.config.clone()
+        config.resume = None
+        text: str = self.parser.dump(config, skip_unset=False)
+        return text
 
     # Running
 
     def fit(self) -> None:
         """Train, then test the best checkpoint and write down how it went."""
-        if self.run_folder and self.trainer.is_global_zero:
-            config = self.config.clone()
-            config.resume = None
-            (self.run_folder / CONFIG).write_text(self.parser.dump(config, skip_unset=False))
         started = time.perf_counter()
         with self._stoppable():
             self.trainer.fit(self.model, self.datamodule, ckpt_path=self.resume_from, weights_only=True)
@@ -225,9 +274,12 @@ class TaskCLI(LightningCLI):
         """Exit codes of a stopped run: 130 after Ctrl-C, 143 after SIGTERM, where Lightning says 1 and 0."""
         try:
             yield
+            if self.stop_together.signal:  # it came after the last batch
+                raise SIGTERMException
         except SystemExit as stop:
-            if not self.trainer.interrupted:
+            if not self.trainer.interrupted and not self.stop_together.signal:
                 raise
             if self.run_folder and best_checkpoint(self.run_folder) and self.trainer.is_global_zero:
                 print(f"go on with: multimodal fit {self.task.name} --resume {self.run_folder}", file=sys.stderr)
-            raise SystemExit(128 + (signal.SIGTERM if isinstance(stop, SIGTERMException) else signal.SIGINT)) from stop
+            number = signal.SIGTERM if isinstance(stop, SIGTERMException) else signal.SIGINT
+            raise SystemExit(128 + (self.stop_together.signal or number)) from stop

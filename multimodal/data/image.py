@@ -89,7 +89,7 @@ def load_image(source: str | os.PathLike[str] | bytes | BinaryIO, channels: int 
         raise ValueError(f"image channels {channels}: images are decoded with 1 (grey) or 3 (RGB)")
     name = _name(source)
     try:
-        with Image.open(_stream(source, name), formats=_formats()) as image:
+        with Image.open(_stream(source), formats=_formats()) as image:
             image.load()
             return _converted(_upright(image), "L" if channels == 1 else "RGB")
     except Image.DecompressionBombError as error:
@@ -121,22 +121,22 @@ def _name(source: Any) -> str:
     return str(getattr(source, "name", None) or "image data")
 
 
-def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> str | BinaryIO:
+def _stream(source: str | os.PathLike[str] | bytes | BinaryIO) -> str | BinaryIO:
     if isinstance(source, bytes):
         if not source:
-            raise ValueError(f"{name}: 0 bytes, expected an image")
+            raise _NotAnImage("0 bytes, expected an image")
         return BytesIO(source)
     if not isinstance(source, str | os.PathLike):
         return source
     path = Path(source)
     if path.is_dir():
-        raise ValueError(f"{name}: a folder, expected an image file")
+        raise _NotAnImage("a folder, expected an image file")
     if not path.exists():
-        raise ValueError(f"{name}: no such file, expected an image")
+        raise _NotAnImage("no such file, expected an image")
     if not path.is_file():
-        raise ValueError(f"{name}: no regular file, expected an image file")
+        raise _NotAnImage("no regular file, expected an image file")
     if path.stat().st_size == 0:
-        raise ValueError(f"{name}: 0 bytes, expected an image")
+        raise _NotAnImage("0 bytes, expected an image")
     return os.fspath(path)
 
 

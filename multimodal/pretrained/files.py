@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,9 @@ def read_torch(path: Path) -> Any:
     if head == b"PK" and not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: the file is cut short, expected a whole PyTorch checkpoint")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # about pickles that torch.save does not write, which then are refused
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
         found = f"wants to run code ({wanted.group(1)})" if wanted else "holds more than tensors and plain data"
@@ -89,7 +92,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write aside, flush to the disk, rename: a file of this name is the old one or the new one, never half of it."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -112,7 +112,10 @@ class ImageData(TaskData):
             raise ValueError(f"channels is {channels}, expected 1 (grey) or 3 (RGB)")
         for name, values in (("mean", mean), ("std", std)):
             if values is not None and len(values) != channels:
-                raise ValueError(f"{name} has {len(values)} values, expected one for each of {channels} channels")
+                raise ValueError(
+                    f"data.{name} has {len(values)} values, expected one for each of {channels} channels, "
+                    "or null for that of the digits or of photographs"
+                )
         self.root = root
         self.in_memory = root is None
         self.skip_corrupt = skip_corrupt

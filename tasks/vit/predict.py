@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from multimodal import pretrained
 from multimodal.data import ImagePreprocess, eval_transform, list_images, load_image
+from tasks.errors import UsageError, one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,22 +37,20 @@ def run(args: argparse.Namespace) -> int:
     paths = list(_images(args.paths))
     if not paths:
         raise ValueError(f"no image found in {', '.join(args.paths) or 'the list on standard input'}")
-    loaded = pretrained.load(args.checkpoint, task="vit")
-    if loaded.preprocess is None or not loaded.config["num_classes"]:
-        lacks = "a head" if loaded.preprocess else "how its images were preprocessed"
-        raise ValueError(f"{args.checkpoint}: lacks {lacks}, which prediction needs")
-    preprocess = ImagePreprocess.from_dict(loaded.preprocess)
-    labels = loaded.labels or [str(index) for index in range(loaded.config["num_classes"])]
-    device = _device(args.device)
-    model = loaded.model.to(device)
+    try:
+        device = _device(args.device)
+        model, preprocess, labels = _load(args.checkpoint)
+    except (ValueError, OSError) as error:
+        raise UsageError(one_line(error)) from error
+    model = model.to(device)
     failed = 0
     many = len(paths) > args.batch_size
     with tqdm(total=len(paths), unit=" images", disable=None if many else True) as progress:
         for start in range(0, len(paths), args.batch_size):
             chunk = paths[start : start + args.batch_size]
             images, errors = _read(chunk, preprocess)
-            for error in errors:
-                progress.write(f"multimodal: error: {error}", file=sys.stderr)
+            for line in errors:
+                progress.write(f"multimodal: error: {line}", file=sys.stderr)
             if images:
                 probabilities = _predict(model, torch.stack(list(images.values())).to(device))
                 for path, row in zip(images, probabilities, strict=True):
@@ -59,6 +58,15 @@ def run(args: argparse.Namespace) -> int:
             failed += len(errors)
             progress.update(len(chunk))
     return int(failed > 0)
+
+
+def _load(source: str) -> tuple[nn.Module, ImagePreprocess, list[str]]:
+    loaded = pretrained.load(source, task="vit")
+    classes = loaded.config["num_classes"]
+    if loaded.preprocess is None or not classes:
+        lacks = "a head" if loaded.preprocess else "how its images were preprocessed"
+        raise ValueError(f"{source}: lacks {lacks}, which prediction needs")
+    return loaded.model, ImagePreprocess.from_dict(loaded.preprocess), loaded.labels or list(map(str, range(classes)))
 
 
 def _images(given: Sequence[str]) -> Iterator[str]:
@@ -108,7 +116,9 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.zeros(1, device=name).device
+        probe = torch.zeros(1, device=name)
+        probe.cpu()  # what a meta device cannot do
+        return probe.device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from error
 

@@ -195,8 +195,35 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_run_without_an_end_has_no_schedule(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the schedule has to know the run's end"):
+    with pytest.raises(ValueError, match="the run has no end, or no step"):
         trainer(tmp_path, max_epochs=-1).fit(ToyModule(), ToyData())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit_train_batches": 0}, "the run has no end, or no step"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches is 0, expected at least 1"),
+        ({"precision": "bf16-true"}, "ema_decay with trainer.precision bf16-true: its steps are too small"),
+    ],
+)
+def test_a_trainer_that_could_not_train_right_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, **options).fit(ToyModule(ema_decay=0.9), ToyData())
+
+
+def test_a_run_that_diverges_ends_and_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
+    class Break(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                pl_module.model.hidden.bias.data.fill_(float("nan"))
+
+    last = ModelCheckpoint(tmp_path, "last", enable_version_counter=False)
+    with pytest.raises(ValueError, match=r"train/loss is nan in epoch 1: training has diverged"):
+        trainer(tmp_path, Break(), last).fit(ToyModule(), ToyData())
+    checkpoint = saved(tmp_path / "last.ckpt")
+    assert checkpoint["epoch"] == 0
+    assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
 
 def test_accumulation_over_more_batches_than_there_are_is_said(tmp_path: Path) -> None:
@@ -307,15 +334,33 @@ def test_raw_and_averaged_weights_are_not_exchanged(averaged_run: dict[str, dict
     assert equal(checkpoint["current_model_state"], after["current_model_state"])
 
 
-def test_training_goes_on_from_the_raw_weights(averaged_run: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    class Start(Callback):
-        def on_train_batch_start(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
-            self.state = getattr(self, "state", None) or weights(pl_module)
+class Start(Callback):
+    """The weights at the first step."""
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        self.state = getattr(self, "state", None) or weights(pl_module)
+
+
+def test_training_goes_on_from_the_raw_weights(averaged_run: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     start = Start()
     resuming = trainer(tmp_path, start)
     resuming.fit(ToyModule(ema_decay=0.9), ToyData(), ckpt_path=tmp_path / "interrupted.ckpt", weights_only=True)
     assert equal(start.state, averaged_run["after"]["current_model_state"])
+
+
+def test_without_the_average_training_goes_on_from_the_raw_weights_too(
+    averaged_run: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    module = ToyModule()
+    start = Start()
+    trainer(tmp_path, start).fit(module, ToyData(), ckpt_path=tmp_path / "after.ckpt", weights_only=True)
+    assert equal(start.state, averaged_run["after"]["current_model_state"])
+
+
+def test_the_average_has_the_precision_of_the_weights(tmp_path: Path) -> None:
+    trainer(tmp_path, every_epoch(tmp_path), precision="64-true", max_epochs=1).fit(ToyModule(ema_decay=0.9), ToyData())
+    checkpoint = saved(tmp_path / "epoch=0.ckpt")
+    assert not equal(checkpoint["state_dict"], checkpoint["current_model_state"])
 
 
 def test_the_average_is_what_is_measured(tmp_path: Path) -> None:
@@ -386,8 +431,8 @@ def test_gradients_are_clipped_in_every_precision(tmp_path: Path, precision: Any
 
 
 def test_a_nan_is_seen(tmp_path: Path) -> None:
-    module = ToyModule(scale=float("nan"))
-    fitting = trainer(tmp_path, max_epochs=1)
-    fitting.fit(module, ToyData())
-    assert fitting.callback_metrics["train/loss"].isnan()
-    assert fitting.callback_metrics["val/loss"].isnan()
+    module = ToyModule()
+    module.model.hidden.bias.data.fill_(float("nan"))
+    validating = trainer(tmp_path)
+    validating.validate(module, ToyData())
+    assert validating.callback_metrics["val/loss"].isnan()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks import registry
-from tests.tasks.commands import ROOT, Run
+from tests.tasks.commands import ROOT, SMALL, Run
 
 
 def test_the_front_end_imports_the_standard_library_alone() -> None:
@@ -71,6 +71,18 @@ def test_flags_are_typed_and_explained(run: Run) -> None:
         ("fit vit --model.num_classes 3", "model.num_classes is no flag"),
         ("fit vit --data.image_size 16", "data.image_size is no flag"),
         ("fit vit --ckpt_path x.ckpt", "use --checkpoint with validate and test, --init or --resume with fit"),
+        ("fit vit --checkpoint x.ckpt", "unknown flag --checkpoint: fit takes --init or --resume"),
+        ("test vit --checkpoint x.ckpt --init y", "unknown flag --init: only fit takes it"),
+        ("predict vit x.png --checkpoint y -k 3", "unknown flag -k: expected one of: "),
+        ("predict vit x.png --checkpoint nowhere", "nowhere: no such file or folder"),
+        ("predict vit x.png --checkpoint y --device meta", "--device meta: "),
+        ("fit vit --init x --resume y", "--resume and --init: expected one of them"),
+        ("fit vit --init=", "--init is empty, expected a run folder"),
+        ("fit vit --resume=", "--resume is empty, expected a run folder"),
+        ("fit vit --data.seed -1", "seed is -1, expected at least 0"),
+        ("fit vit --data.split_seed -1", "split_seed is -1, expected at least 0"),
+        ("fit vit --trainer.devices x --trainer.accelerator cpu", "should be an int > 0"),
+        ("fit vit --model.image_size 1000000", "out of memory, a smaller model or data.batch_size is needed: "),
         ("test vit", "the following arguments are required: checkpoint"),
         ("test vit --checkpoint nowhere", "nowhere: no such file or folder"),
         ("fit vit --init nowhere", "nowhere: no such file or folder"),
@@ -94,8 +106,15 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {depht: 3}", "unknown key model.depht: did you mean model.depth?"),
-        ("modle: {depth: 3}", "unknown key modle.depth: did you mean model.depth?"),
+        ("model: {depht: 3}", "my.yaml: unknown key model.depht: did you mean model.depth?"),
+        ("modle: {depth: 3}", "my.yaml: unknown key modle.depth: did you mean model.depth?"),
+        ("model: {num_classes: 3}", "my.yaml: model.num_classes is no flag"),
+        ("data: {image_size: 16}", "my.yaml: data.image_size is no flag"),
+        ("", "my.yaml: holds nothing, expected options by name"),
+        ("- 3", "my.yaml: holds '[3]', expected options by name"),
+        ("model:", "my.yaml: model is nothing, expected options by name"),
+        ("lr: 3", "my.yaml: unknown key lr: see --help"),
+        ("\udcff", "my.yaml: no text in UTF-8"),
         ("model: {depth: abc}", "my.yaml: model.depth: unknown value abc: expected int"),
         ("model: [\n depth: 3", "my.yaml: Problems parsing config"),
         ("trainer: {callbacks: [{class_path: os.system}]}", "trainer.callbacks: "),
@@ -106,7 +125,7 @@ def test_a_mistake_in_a_config_is_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("my.yaml").write_text(text)
+    Path("my.yaml").write_text(text, errors="surrogateescape")
     result = run("fit", "vit", "--config", "my.yaml")
     assert message in result.error
     assert result.code == 2
@@ -126,7 +145,26 @@ def test_a_config_makes_nothing_run_but_what_a_trainer_takes(
 def test_where_no_folder_can_be_made(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("fit", "vit", "--trainer.default_root_dir", tmp_path / "file")
-    assert "Not a directory" in result.error
+    assert f"trainer.default_root_dir {tmp_path / 'file'}: no folder can be made there" in result.error
+    assert result.code == 2
+
+
+def test_a_mistake_that_lightning_finds_while_it_trains_is_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    callback = "--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val/acc"
+    result = run("fit", "vit", *SMALL, *callback, "--trainer.max_epochs", "1")
+    assert "Early stopping conditioned on metric `val/acc` which is not available" in result.error
+    assert result.code == 1
+
+
+def test_a_process_that_lost_the_others_says_so() -> None:
+    from tasks.trainer_cli import _explain
+
+    lost = RuntimeError("[pair.cc:561] Connection closed by peer [127.0.0.1]:21419")
+    assert _explain(lost) == "another process of this run has failed, and tells why"
+    assert _explain(RuntimeError("a bug")) is None
 
 
 def test_a_broken_plug_in_is_one_line_and_the_rest_works(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

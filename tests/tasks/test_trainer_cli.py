@@ -1,10 +1,13 @@
 """fit, validate and test on the digits: what a run leaves behind, and what it can start from."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +251,23 @@ def test_a_run_of_another_model_size_is_refused(run: Run, trained: Path) -> None
     assert (trained / "config.yaml").read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--freeze", "encoder.*"], "its optimizer has groups of [25, 14] parameters, expected [3, 2]"),
+        (["--model.layer_decay", "0.5"], "--freeze and model.layer_decay stay as they are in a run"),
+        (["--trainer.max_epochs", "-1"], "the run has no end, or no step"),
+    ],
+)
+def test_a_run_that_cannot_go_on_as_told_stays_as_it_is(
+    run: Run, trained: Path, flags: list[str], message: str
+) -> None:
+    shutil.copytree(trained, "copy")
+    assert message in run("fit", "vit", "--resume", "copy", *QUIET, *flags).error
+    for name in ("config.yaml", "summary.json", "checkpoints/last.ckpt"):
+        assert Path("copy", name).read_bytes() == (trained / name).read_bytes()
+
+
 def test_a_try_writes_nothing_into_the_run(run: Run, trained: Path) -> None:
     before = {name: (trained / name).read_bytes() for name in _files(trained)}
     flags = ["--trainer.max_epochs", "3", "--trainer.fast_dev_run", "true"]
@@ -264,9 +284,18 @@ def test_a_run_without_a_checkpoint_is_refused(run: Run) -> None:
 # In processes of its own
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_a_checkpoint_and_the_run_goes_on(run: Run, tmp_path: Path, number: int, code: int) -> None:
-    flags = [*SMALL, "--trainer.max_epochs", "100000"]
+TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.accelerator", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "processes"),
+    [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, []), (signal.SIGINT, 130, TWO)],
+    ids=["Ctrl-C", "SIGTERM", "Ctrl-C in two processes"],
+)
+def test_a_signal_saves_a_checkpoint_and_the_run_goes_on(
+    run: Run, tmp_path: Path, number: int, code: int, processes: list[str]
+) -> None:
+    flags = [*SMALL, *processes, "--trainer.max_epochs", "100000"]
     command = [sys.executable, "-m", "tasks.cli", "fit", "vit", *flags, "--trainer.default_root_dir", str(tmp_path)]
     process = subprocess.Popen(
         command,
@@ -274,23 +303,32 @@ def test_a_signal_saves_a_checkpoint_and_the_run_goes_on(run: Run, tmp_path: Pat
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=0,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # background jobs ignore it
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.rglob("best.ckpt")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # a terminal sends it to all processes
+    else:
+        process.send_signal(number)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):  # what hangs does not outlive the test
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == code
     assert "Traceback" not in err
     folder = _only_run(tmp_path)
     assert f"go on with: multimodal fit vit --resume {folder}" in err
     epochs = _saved(folder / "checkpoints" / "last.ckpt")["epoch"]
-    assert run("fit", "vit", "--resume", folder, "--trainer.max_epochs", epochs + 1).code == 0
+    alone = ["--trainer.devices", "1", "--trainer.strategy", "auto"]
+    assert run("fit", "vit", "--resume", folder, "--trainer.max_epochs", epochs + 1, *alone).code == 0
 
 
 def test_two_processes_share_a_run(tmp_path: Path) -> None:
-    flags = [*SMALL, "--trainer.max_epochs", "1", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    flags = [*SMALL, "--trainer.max_epochs", "1", *TWO]
     command = [sys.executable, "-m", "tasks.cli", "fit", "vit", *flags, "--trainer.default_root_dir", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert result.returncode == 0, result.stderr

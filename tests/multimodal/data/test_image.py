@@ -226,7 +226,7 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
         ("pipe.png", "no regular file"),
         ("postscript.png", "no known image format"),
     ):
-        with pytest.raises(ValueError, match=f"{name}: {found}.*, expected an image"):
+        with pytest.raises(ValueError, match=f"^{tmp_path / name}: {found}.*, expected an image"):
             load_image(tmp_path / name)
     for data in (b"", b"GIF89a"):
         with pytest.raises(ValueError, match=r"image data: .*, expected "):
