@@ -72,7 +72,7 @@ def _explain(error: Exception) -> str | None:
 def _raised_by_lightning(error: Exception) -> bool:
     """Whether Lightning's own code raised it, as it does, with any class of error, about flags and callbacks."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    return modules[-1:] != [] and modules[-1].split(".")[0] in ("pytorch_lightning", "lightning_fabric")
+    return bool(modules) and modules[-1].split(".")[0] in ("pytorch_lightning", "lightning_fabric")
 
 
 class TaskCLI(LightningCLI):
