@@ -1,6 +1,7 @@
 """Whole Vision Transformers against timm: every name that timm serves, weights in and out."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_every_refused_name_is_one_of_timms() -> None:
         {"act_layer": "quick_gelu"},
         {"act_layer": "gelu_tanh"},
         {"act_layer": nn.GELU},
-        {"act_layer": lambda: nn.GELU("tanh")},
+        {"act_layer": partial(nn.GELU, "tanh")},
         {"norm_layer": "rmsnorm"},
         {"patch_size": (8, 4)},
         {"dynamic_img_size": True},
