@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --editable ".[$(EXTRAS)]" --constraint constraints.txt
 	@touch $@
 
-demo: $(STAMP)  ## train a Vision Transformer on handwritten digits (about three minutes on two cores)
+demo: $(STAMP)  ## train a Vision Transformer on handwritten digits (about two minutes on two cores)
 	$(BIN)/multimodal fit vit
 
 lint: $(STAMP)  ## ruff: rules and formatting
@@ -37,7 +37,7 @@ format: $(STAMP)  ## rewrite the sources as ruff formats them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about 20 minutes, on idle cores)
+results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about 10 minutes, on idle cores)
 	$(BIN)/python benchmarks/attention_kernels.py
 	$(BIN)/python benchmarks/vit_vs_timm.py
 	$(BIN)/python benchmarks/digits.py

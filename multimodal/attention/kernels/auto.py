@@ -14,7 +14,7 @@ from multimodal.attention.kernels.sdpa import SdpaKernel
 
 # (device, dtype) -> number of keys up to which plain attention is the faster one in training; absent = never.
 # Measured by `python benchmarks/attention_kernels.py`; the figures are in docs/attention_kernels.md.
-PLAIN_UP_TO = {("cpu", torch.bfloat16): 512}
+PLAIN_UP_TO = {("cpu", torch.bfloat16): 384}
 
 
 class AutoKernel(Kernel):
