@@ -144,16 +144,22 @@ class Attention(nn.Module):
         }
         for need in (name for name, wanted in asked.items() if wanted):
             self.require(need)
-        scale = self.head_dim**-0.5
         weights = None
         if need_weights:
             allowed = merge_masks(num_queries, num_keys, key_mask=key_mask, mask=mask, causal=causal, device=q.device)
-            pattern = self.kernel.pattern(num_queries, num_keys)
-            if pattern is not None:
-                pattern = pattern.to(q.device)
-                allowed = pattern if allowed is None else allowed & pattern
-            dropout = self.kernel.dropout if self.training else 0.0
-            out, weights = softmax_attention(q, k, v, allowed=allowed, bias=bias, scale=scale, dropout=dropout)
+            out, weights = self._with_weights(q, k, v, allowed, bias)
         else:
+            scale = self.head_dim**-0.5
             out = self.kernel(q, k, v, key_mask=key_mask, mask=mask, bias=bias, causal=causal, scale=scale)
         return linear(self.out_proj, out.transpose(1, 2).flatten(2)), weights
+
+    def _with_weights(
+        self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Plain softmax attention over the pairs that the kernel lets attend: output and weights."""
+        pattern = self.kernel.pattern(q.shape[2], k.shape[2])
+        if pattern is not None:
+            pattern = pattern.to(q.device)
+            allowed = pattern if allowed is None else allowed & pattern
+        dropout = self.kernel.dropout if self.training else 0.0
+        return softmax_attention(q, k, v, allowed=allowed, bias=bias, scale=self.head_dim**-0.5, dropout=dropout)
