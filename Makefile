@@ -39,6 +39,7 @@ format: $(STAMP)  ## rewrite the sources as ruff formats them
 
 results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about 10 minutes, on idle cores)
 	$(BIN)/python benchmarks/attention_kernels.py
+	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/vit_vs_timm.py
 	$(BIN)/python benchmarks/digits.py
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 _FUSIBLE = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "swish", nn.Identity: "none"}
-# dtype -> (fuse a Linear without an activation, least number of rows); `python benchmarks/vit_vs_timm.py` measures a
-# whole model. In float32 MKL's plain product is as fast as oneDNN's, and on few rows faster.
+# dtype -> (fuse a Linear without an activation, least number of rows), measured by `python benchmarks/linear.py`
+# (docs/results.md): in float32 the plain product is the faster one, and only many rows make up for it by the activation.
 _RULES = {torch.bfloat16: (True, 1), torch.float32: (False, 128)}
 
 _IDENTITY = nn.Identity()
