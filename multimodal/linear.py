@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 _FUSIBLE = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "swish", nn.Identity: "none"}
 # dtype -> (fuse a Linear without an activation, least number of rows), measured by `python benchmarks/linear.py`
-# (docs/results.md): in float32 the plain product is the faster one, and only many rows make up for it by the activation.
+# (docs/results.md): in float32 the plain product is the faster one, and only on many rows does the activation make up.
 _RULES = {torch.bfloat16: (True, 1), torch.float32: (False, 128)}
 
 _IDENTITY = nn.Identity()
