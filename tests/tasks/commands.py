@@ -32,3 +32,6 @@ class Result(NamedTuple):
 
 
 Run = Callable[..., Result]
+
+TINY = {"vit": SMALL}
+"""For each task of the registry, flags of a run on its embedded data that takes a second or two."""
