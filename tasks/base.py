@@ -16,6 +16,7 @@ from multimodal.pretrained import Checkpoint, load_weights
 from multimodal.pretrained.checkpoint import KEY
 from tasks.ema import EMA
 from tasks.optim import parameter_groups, warmup_cosine
+from tasks.sharding import shard
 
 Batch = Mapping[str, Any]
 
@@ -105,6 +106,11 @@ class TaskModule(LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit" and self.hparams["compile"]:
             self.model.compile()  # in place, so that checkpoints keep the names of their keys
+
+    def configure_model(self) -> None:
+        """Divide the model among the processes, where the strategy is one that does."""
+        if self.device_mesh is not None:
+            shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_callbacks(self) -> list[Callback]:
         decay = self.hparams["ema_decay"]

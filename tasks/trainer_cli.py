@@ -239,9 +239,8 @@ class TaskCLI(LightningCLI):
         # A process that did not make the folder hears its name from the one that did.
         folder = self.trainer.strategy.broadcast(self.run_folder)
         best = best_checkpoint(folder) if folder else None
-        if best:
-            self.model.load_pretrained(pretrained.read(best, task=self.task.name), str(best))
-        results = self._measure("test")
+        # Loaded by the strategy, which knows how the weights lie.
+        results = self._measure("test", best)
         if not self.trainer.is_global_zero:
             return
         value = results.get(f"test/{self.task.metric}")
@@ -264,9 +263,12 @@ class TaskCLI(LightningCLI):
         if self.trainer.is_global_zero:
             print(table(results))
 
-    def _measure(self, verb: str) -> dict[str, float]:
+    def _measure(self, verb: str, checkpoint: Path | None = None) -> dict[str, float]:
+        measure = getattr(self.trainer, verb)
         with self._stoppable():
-            results = getattr(self.trainer, verb)(self.model, datamodule=self.datamodule, verbose=False)
+            results = measure(
+                self.model, datamodule=self.datamodule, ckpt_path=checkpoint, weights_only=True, verbose=False
+            )
         return dict(results[0]) if results else {}
 
     @contextmanager
