@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
@@ -12,8 +13,10 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
+from multimodal.data.seeding import seed_of
 from multimodal.pretrained import Checkpoint, load_weights
 from multimodal.pretrained.checkpoint import KEY
+from tasks.data import run_seed
 from tasks.ema import EMA
 from tasks.optim import parameter_groups, warmup_cosine
 from tasks.sharding import shard
@@ -115,6 +118,13 @@ class TaskModule(LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         decay = self.hparams["ema_decay"]
         return [EMA(decay)] if decay is not None and self.trainer.state.fn == TrainerFn.FITTING else []
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Let the random numbers of a step (dropout) be a function of the seed, the process, the epoch and the batch.
+
+        Lightning seeds all processes alike, which would then drop the same units of different samples.
+        """
+        torch.manual_seed(seed_of(run_seed(), self.global_rank, self.current_epoch, batch_idx))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch)

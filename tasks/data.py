@@ -15,6 +15,11 @@ Key = tuple[int, int]
 """Epoch and index: what a dataset is asked for, so that augmentation can differ from epoch to epoch."""
 
 
+def run_seed() -> int:
+    """The seed of the run (seed_everything), the same in all of its processes."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
 class EpochSampler(Sampler[Key]):
     """The order of one epoch, as a function of (seed, epoch), dealt out to the processes in turn.
 
@@ -71,6 +76,13 @@ class EpochLoader(DataLoader[Any]):
                 raise
             raise ValueError(str(error).rstrip().rpartition("\n")[2].removeprefix("ValueError: ")) from None
 
+    def __len__(self) -> int:
+        """Batches; 1 also where a process has none, which Lightning would leave out of the end of an evaluation.
+
+        The others would then wait there for it, to put their metrics together.
+        """
+        return max(1, super().__len__())
+
 
 class TaskData(LightningDataModule):
     """Loaders over `self.datasets`, which a task's data module fills in `setup` under train, val and test.
@@ -111,7 +123,7 @@ class TaskData(LightningDataModule):
             raise ValueError(f"test_fraction is {test_fraction}, expected a share from 0 to below 1 - val_fraction")
         self.batch_size = batch_size
         self.num_workers = num_workers
-        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+        self.seed = run_seed() if seed is None else seed
         self.split_seed = split_seed
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from multimodal.blocks import Block
+from tasks.errors import did_you_mean
 
 FSDP2 = "fsdp2"
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -28,6 +29,27 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     for module in [part for part in model.modules() if isinstance(part, Block)]:
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def check_strategy(strategy: Any, ema_decay: float | None) -> None:
+    """ValueError for a strategy that does not exist, or cannot do what is asked for.
+
+    Args:
+        strategy: a name, or a strategy.
+        ema_decay: decay of the moving average of what is to be trained; None = none.
+    """
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    sharding = name.lower().startswith(("fsdp", "modelparallel"))
+    if sharding and name.lower() != FSDP2:
+        raise ValueError(f"trainer.strategy is {name}, expected {FSDP2}, which saves whole checkpoints")
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(strategy, str) and name.lower() not in known:
+        raise ValueError(f"trainer.strategy: unknown value {name}: {did_you_mean(name, known)}")
+    if sharding and ema_decay is not None:
+        raise ValueError(
+            f"model.ema_decay is {ema_decay}, but trainer.strategy {FSDP2} cannot average weights that are divided: "
+            "expected null"
+        )
 
 
 class FSDP2Strategy(ModelParallelStrategy):

@@ -41,6 +41,7 @@ from tasks.run import (
     resume_point,
     write_summary,
 )
+from tasks.sharding import check_strategy
 
 
 def run(verb: str, task: Task, arguments: list[str]) -> int:
@@ -64,7 +65,7 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in line:
         return f"out of memory, a smaller model or data.batch_size is needed: {line}"
     if "closed by peer" in line or "reset by peer" in line:
-        return "another process of this run has failed, and tells why"
+        return "another process of this run is gone: it has told why, or was killed, perhaps for its memory"
     expected = isinstance(error, ValueError | OSError | ModuleNotFoundError | MisconfigurationException)
     return line if expected or _raised_by_lightning(error) else None
 
@@ -174,6 +175,7 @@ class TaskCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         self._load_weights()
         options = self.config_init["trainer"]
+        check_strategy(options["strategy"], self.model.hparams["ema_decay"] if self.verb == "fit" else None)
         callbacks = options["callbacks"] or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if self.verb != "fit":
