@@ -65,7 +65,7 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in line:
         return f"out of memory, a smaller model or data.batch_size is needed: {line}"
     if "closed by peer" in line or "reset by peer" in line:
-        return "another process of this run is gone: it has told why, or was killed, perhaps for its memory"
+        return "another process of this run is gone: it has told why, or was killed"
     expected = isinstance(error, ValueError | OSError | ModuleNotFoundError | MisconfigurationException)
     return line if expected or _raised_by_lightning(error) else None
 
