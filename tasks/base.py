@@ -124,7 +124,11 @@ class TaskModule(LightningModule):
 
         Lightning seeds all processes alike, which would then drop the same units of different samples.
         """
-        torch.manual_seed(seed_of(run_seed(), self.global_rank, self.current_epoch, batch_idx))
+        seed = seed_of(run_seed(), self.global_rank, self.current_epoch, batch_idx)
+        # torch.manual_seed notes, for every kind of device that is absent, what it would do: 0.3 ms a call.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).manual_seed(seed)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
