@@ -8,6 +8,8 @@ import shutil
 import sys
 from collections import Counter
 from contextlib import redirect_stdout
+from copy import deepcopy
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,11 @@ QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 
 def built(task: Task, *flags: str) -> tuple[TaskModule, TaskData]:
     """A small module of a task, and data in batches of 8."""
+    return deepcopy(_parsed(task, *flags))
+
+
+@cache
+def _parsed(task: Task, *flags: str) -> tuple[TaskModule, TaskData]:
     cli = TaskCLI("fit", task, [*SMALL, "--data.batch_size", "8", "--trainer.fast_dev_run", "true", *flags])
     return cli.model, cli.datamodule
 
