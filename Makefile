@@ -42,6 +42,7 @@ results: $(STAMP)  ## measure every figure again (docs/results.md and its pictur
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/vit_vs_timm.py
 	$(BIN)/python benchmarks/digits.py
+	$(BIN)/torchrun --nproc_per_node 2 benchmarks/validation_count.py
 
 wheel: $(STAMP)  ## build the source distribution and, from it, the wheel
 	$(BIN)/python -m build

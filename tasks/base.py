@@ -20,6 +20,7 @@ from tasks.checkpoints import go_on, settle
 from tasks.data import run_seed
 from tasks.ema import EMA
 from tasks.optim import parameter_groups, warmup_cosine
+from tasks.sharding import shard
 
 Batch = Mapping[str, Any]
 
@@ -113,6 +114,11 @@ class TaskModule(LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit" and self.hparams["compile"]:
             self.model.compile()  # in place, so that checkpoints keep the names of their keys
+
+    def configure_model(self) -> None:
+        """Divide the model among the processes, where the strategy is one that does."""
+        if self.device_mesh is not None:
+            shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_callbacks(self) -> list[Callback]:
         decay = self.hparams["ema_decay"]
@@ -241,7 +247,7 @@ class TaskModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         raw = checkpoint.get("current_model_state", checkpoint["state_dict"])
         self._check_divergence()
-        if not all(bool(value.isfinite().all()) for value in raw.values()):
+        if not all(bool(value.isfinite().all()) for value in raw.values() if isinstance(value, Tensor)):
             self._diverge("a weight is not finite", self.global_step)
         if "loops" in checkpoint:
             settle(checkpoint["loops"]["fit_loop"], self.trainer)

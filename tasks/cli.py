@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from tasks import registry
 from tasks.errors import UsageError, did_you_mean, one_line
+from tasks.processes import end_with_parent
 from tasks.registry import DISTRIBUTION, Task
 
 TRAINER_VERBS = {
@@ -69,6 +70,7 @@ def _run(arguments: list[str]) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     if verb in TRAINER_VERBS:
+        end_with_parent()
         from tasks.trainer_cli import run
 
         return run(verb, task, rest[1:])

@@ -1,6 +1,7 @@
 """What people read on the terminal."""
 
 import logging
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +10,12 @@ from tasks.errors import one_line
 
 _PLAIN = warnings.formatwarning
 # Advertisements, and remarks on what is meant to be so.
-_MESSAGES = ("💡", "TPU available", "Loading `train_dataloader`")
+_MESSAGES = ("💡", "TPU available", "Loading `train_dataloader`", "Loaded model weights from the checkpoint")
+_LOST = re.compile(r"Child process with PID \d+ terminated with code (?P<code>-?\d+)")
 _WARNINGS = (
     ".*Experiment logs directory .* exists and is not empty",  # it holds config.yaml
     ".*Checkpoint directory .* exists and is not empty",  # a resumed run's
+    ".*WeightAveraging doesn't support sharding model layers",  # nor is it ever used with them
     ".*isinstance.treespec, LeafSpec.* is deprecated",  # inside Lightning
 )
 
@@ -23,10 +26,18 @@ def quiet_lightning() -> None:
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = _one_line_warning
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_wanted)
+    logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script").addFilter(_as_error)
 
 
 def _wanted(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_MESSAGES)
+
+
+def _as_error(record: logging.LogRecord) -> bool:
+    """Lightning's last words, before it ends all processes of a run that has lost one, as an error of this command."""
+    if found := _LOST.search(record.getMessage()):
+        record.msg, record.args = f"multimodal: error: a process of this run ended with code {found['code']}", ()
+    return True
 
 
 def _one_line_warning(

@@ -17,6 +17,11 @@ Key = tuple[int, int]
 """Epoch and index: what a dataset is asked for, so that augmentation can differ from epoch to epoch."""
 
 
+def run_seed() -> int:
+    """The seed of the run (seed_everything), the same in all of its processes."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
 class EpochSampler(Sampler[Key]):
     """The order of one epoch, as a function of (seed, epoch), dealt out to the processes in turn.
 
@@ -98,6 +103,13 @@ class EpochLoader(DataLoader[Any]):
             if "in DataLoader worker process" not in str(error):
                 raise
             raise ValueError(str(error).rstrip().rpartition("\n")[2].removeprefix("ValueError: ")) from None
+
+    def __len__(self) -> int:
+        """Batches; 1 also where a process has none, which Lightning would leave out of the end of an evaluation.
+
+        The others would then wait there for it, to put their metrics together.
+        """
+        return max(1, super().__len__())
 
 
 def outlive_signals(worker: int) -> None:
@@ -193,11 +205,6 @@ class TaskData(LightningDataModule):
             return 0
         processes = self.trainer.num_devices if self.trainer else 1
         return min(8, suggested_max_num_workers(processes))
-
-
-def run_seed() -> int:
-    """The seed of the run, as seed_everything left it; 0 where nothing was seeded."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
 def stratified_split(labels: Sequence[Hashable], fractions: Sequence[float], seed: int) -> list[list[int]]:

@@ -44,6 +44,7 @@ from tasks.run import (
     resume_point,
     write_summary,
 )
+from tasks.sharding import choose_strategy
 
 
 def run(verb: str, task: Task, arguments: list[str]) -> int:
@@ -69,7 +70,7 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in line:
         return f"out of memory, a smaller model or data.batch_size is needed: {line}"
     if "closed by peer" in line or "reset by peer" in line:
-        return "another process of this run has failed, and tells why"
+        return "another process of this run is gone: it has told why, or was killed"
     expected = isinstance(error, ValueError | OSError | ModuleNotFoundError | MisconfigurationException)
     return line if expected or _raised_by_lightning(error) else None
 
@@ -193,6 +194,8 @@ class TaskCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         self._load_weights()
         options = self.config_init["trainer"]
+        averaged = self.model.hparams["ema_decay"] if self.verb == "fit" else None
+        kwargs["strategy"] = choose_strategy(options["strategy"], averaged)
         callbacks = options["callbacks"] or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         if self.verb != "fit":
@@ -269,9 +272,8 @@ class TaskCLI(LightningCLI):
         # A process that did not make the folder hears its name from the one that did.
         folder = self.trainer.strategy.broadcast(self.run_folder)
         best = best_checkpoint(folder) if folder else None
-        if best:
-            self.model.load_pretrained(pretrained.read(best, task=self.task.name), str(best))
-        results = self._measure("test")
+        # Loaded by the strategy, which knows how the weights lie.
+        results = self._measure("test", best)
         if not self.trainer.is_global_zero:
             return
         value = results.get(f"test/{self.task.metric}")
@@ -291,9 +293,9 @@ class TaskCLI(LightningCLI):
 
     def last_good(self) -> str:
         """What is left of a training that an error has ended, as the end of its message."""
-        if self.verb != "fit" or not self.trainer.interrupted or not self.last_checkpoint.path:
-            return ""
         path = self.last_checkpoint.path
+        if path is None or not self.trainer.interrupted or not is_first_process():
+            return ""
         return f"; the last good checkpoint is {path}" if path.is_file() else "; no checkpoint has been saved yet"
 
     def evaluate(self) -> None:
@@ -302,9 +304,12 @@ class TaskCLI(LightningCLI):
         if self.trainer.is_global_zero:
             print(table(results))
 
-    def _measure(self, verb: str) -> dict[str, float]:
+    def _measure(self, verb: str, checkpoint: Path | None = None) -> dict[str, float]:
+        measure = getattr(self.trainer, verb)
         with self._stoppable():
-            results = getattr(self.trainer, verb)(self.model, datamodule=self.datamodule, verbose=False)
+            results = measure(
+                self.model, datamodule=self.datamodule, ckpt_path=checkpoint, weights_only=True, verbose=False
+            )
         return dict(results[0]) if results else {}
 
     @contextmanager

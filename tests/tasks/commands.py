@@ -14,6 +14,8 @@ SMALL = [
     *("--data.batch_size", "256", "--trainer.log_every_n_steps", "2"),
 ]
 """Flags of a run on the digits that takes a second: 6 steps an epoch."""
+TWO = ["--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+"""Flags of a run in two processes; the strategy is to be added."""
 
 
 class Result(NamedTuple):

@@ -90,7 +90,7 @@ def test_flags_are_typed_and_explained(run: Run) -> None:
         ("fit vit --freeze encoder.*", "--freeze needs --init"),
         ("fit vit --data.root nowhere", "data root nowhere: no such folder"),
         ("fit vit --config nowhere.yaml", "config: File does not exist"),
-        ("fit vit --trainer.strategy dpp", "strategy='dpp'"),
+        ("fit vit --trainer.strategy dpp", "unknown value dpp: did you mean ddp?"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -163,7 +163,7 @@ def test_a_process_that_lost_the_others_says_so() -> None:
     from tasks.trainer_cli import _explain
 
     lost = RuntimeError("[pair.cc:561] Connection closed by peer [127.0.0.1]:21419")
-    assert _explain(lost) == "another process of this run has failed, and tells why"
+    assert _explain(lost) == "another process of this run is gone: it has told why, or was killed"
     assert _explain(RuntimeError("a bug")) is None
 
 

@@ -316,14 +316,3 @@ def test_ctrl_c_stops_two_processes_together_and_one_goes_on(run: Run, tmp_path:
     epochs = _saved(folder / "checkpoints" / "last.ckpt")["epoch"]
     alone = ["--trainer.devices", "1", "--trainer.strategy", "auto"]
     assert run("fit", "vit", "--resume", folder, "--trainer.max_epochs", epochs + 1, *alone).code == 0
-
-
-def test_two_processes_share_a_run(tmp_path: Path) -> None:
-    flags = [*SMALL, "--trainer.max_epochs", "1", *TWO]
-    command = [sys.executable, "-m", "tasks.cli", "fit", "vit", *flags, "--trainer.default_root_dir", str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
-    assert result.returncode == 0, result.stderr
-    folder = _only_run(tmp_path)
-    assert _files(folder) >= ARTEFACTS
-    value = json.loads((folder / "summary.json").read_text())["value"]
-    assert value * 360 == pytest.approx(round(value * 360), abs=1e-3), "each of the 360 test images once"
