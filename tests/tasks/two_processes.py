@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections import Counter
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from copy import deepcopy
 from functools import cache
 from io import StringIO
@@ -42,7 +42,9 @@ def built(task: Task, *flags: str) -> tuple[TaskModule, TaskData]:
 
 @cache
 def _parsed(task: Task, *flags: str) -> tuple[TaskModule, TaskData]:
-    cli = TaskCLI("fit", task, [*SMALL, "--data.batch_size", "8", "--trainer.fast_dev_run", "true", *flags])
+    small = [*SMALL, "--data.batch_size", "8", "--trainer.fast_dev_run", "true"]
+    with ExitStack() as held:
+        cli = TaskCLI("fit", task, [*small, *flags], held)
     return cli.model, cli.datamodule
 
 
