@@ -73,13 +73,15 @@ def trace(checkpoint: Checkpoint) -> tuple[ExportedProgram, Example]:
         ValueError: the model does something that no graph holds, or that fixes the batch size.
     """
     model, example = build_model(checkpoint, "export"), example_of(checkpoint, 2)
-    batch = Dim("batch")
+    shapes = tuple({0: Dim("batch")} for _ in example.inputs)
     try:
         with torch.no_grad():  # so that attention and Linears take their paths for inference
-            shapes = tuple({0: batch} for _ in example.inputs)
-            return torch.export.export(model, tuple(example.inputs.values()), dynamic_shapes=shapes), example
+            program = torch.export.export(model, tuple(example.inputs.values()), dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises many kinds
         raise ValueError(f"torch.export cannot make a graph of this model ({one_line(error)})") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine, which are no one else's business
+    return program, example
 
 
 def write_program(checkpoint: Checkpoint, out: Path) -> None:

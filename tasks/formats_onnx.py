@@ -20,7 +20,12 @@ def write_onnx(checkpoint: Checkpoint, out: Path) -> None:
     """
     traced, example = trace(checkpoint)
     program = torch.onnx.export(
-        traced, dynamo=True, input_names=list(example.inputs), output_names=list(example.outputs), verbose=False
+        traced,
+        dynamo=True,
+        input_names=list(example.inputs),
+        output_names=list(example.outputs),
+        dynamic_shapes=tuple({0: "batch"} for _ in example.inputs),  # its name; that it is free, the trace says
+        verbose=False,
     )
     assert program is not None
     program.model.metadata_props[KEY] = json.dumps(checkpoint.record())

@@ -35,8 +35,7 @@ _NOT_COMPARED = {
     *("init", "layer_scale", "activation_checkpointing"),
     # made sure of by `require_timm`
     *("attention", "attention_options", "num_kv_heads", "key_bias", "rope", "rope_base"),
-    # compared as shapes of weights
-    *("mlp_ratio", "head_dim"),
+    "mlp_ratio",  # compared as shapes of weights
 }
 
 
@@ -109,12 +108,17 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
 
 def _differing(ours: ViTConfig, theirs: ViTConfig) -> Iterator[str]:
     """Fields of our config, with their values, that timm's module has otherwise."""
-    found = asdict(theirs) | {"image_size": theirs.image_hw, "patch_size": theirs.patch_hw}
-    wanted = asdict(ours) | {"image_size": ours.image_hw, "patch_size": ours.patch_hw}
+    found, wanted = _plain(theirs), _plain(ours)
     for name, value in wanted.items():
         meaningless = name == "prefix_position" and not ours.num_prefix
         if name not in _NOT_COMPARED and not meaningless and found[name] != value:
             yield f"{name} {value!r}"
+
+
+def _plain(config: ViTConfig) -> dict[str, Any]:
+    """The fields, where one thing can be said in two ways always in the same."""
+    head_dim = config.head_dim or config.embed_dim // config.num_heads
+    return asdict(config) | {"image_size": config.image_hw, "patch_size": config.patch_hw, "head_dim": head_dim}
 
 
 def _pretrained_cfg(checkpoint: Checkpoint, config: ViTConfig) -> dict[str, Any]:
