@@ -17,17 +17,18 @@ from multimodal.models.vit import ViTConfig
 from multimodal.pretrained.files import write_safetensors, write_whole
 from multimodal.pretrained.keymap import check_keys
 from multimodal.pretrained.record import Checkpoint, build_config
-from multimodal.pretrained.timm_vit import build_on_meta, config_of, has_packed_mlp, require_timm, to_timm
+from multimodal.pretrained.timm_vit import build_on_meta, config_of, require_timm, to_timm
 
 _RMS = {"norm_layer": "rmsnorm"}
-_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("vit_base_patch16_224", {}),
-    ("vit_base_patch16_clip_224", {}),  # norms with epsilon 1e-5
-    ("vit_base_patch16_224", _RMS),
-    ("vit_giant_patch14_dinov2", {}),  # gated
-    ("vit_giant_patch14_dinov2", _RMS),
-    ("aimv2_large_patch14_224", {}),  # gated, RMSNorm with epsilon 1e-5, patches normed
-    ("deit_base_distilled_patch16_224", {}),
+# The function, arguments beside those of `_arguments`, and whether a gated MLP is packed (see `timm_vit.rules`).
+_ARCHITECTURES: tuple[tuple[str, dict[str, Any], bool], ...] = (
+    ("vit_base_patch16_224", {}, True),
+    ("vit_base_patch16_clip_224", {}, True),  # norms with epsilon 1e-5
+    ("vit_base_patch16_224", _RMS, True),
+    ("vit_giant_patch14_dinov2", {}, True),  # gated
+    ("vit_giant_patch14_dinov2", _RMS, True),
+    ("aimv2_large_patch14_224", {}, False),  # gated, RMSNorm with epsilon 1e-5, patches normed
+    ("deit_base_distilled_patch16_224", {}, True),
 )
 _NOT_COMPARED = {
     # rates, and what else only training uses
@@ -48,8 +49,8 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
     where = "export to timm"
     config: ViTConfig = build_config(checkpoint.task, checkpoint.config, where)
     require_timm(config, where)
-    architecture, arguments, module = _architecture(config, where)
-    state = to_timm(checkpoint, packed=has_packed_mlp(module))
+    architecture, arguments, packed, module = _architecture(config, where)
+    state = to_timm(checkpoint, packed=packed)
     check_keys(state, module.state_dict(), where)
     described = {
         "architecture": architecture,
@@ -64,23 +65,29 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
     write_whole(folder / "config.json", json.dumps(described, indent=2).encode())
 
 
-def _architecture(config: ViTConfig, where: str) -> tuple[str, dict[str, Any], nn.Module]:
-    """timm's function, its arguments, and the module; ValueError that names the fields in which the nearest differs."""
+def _architecture(config: ViTConfig, where: str) -> tuple[str, dict[str, Any], bool, nn.Module]:
+    """timm's function, its arguments, whether its MLP is packed, and the module that they make.
+
+    ValueError that names the fields in which the nearest differs.
+    """
     nearest: list[str] | None = None
-    for architecture, extra in _ARCHITECTURES:
-        arguments = _arguments(config) | extra
+    for architecture, extra, packed in _ARCHITECTURES:
+        arguments = _arguments(config, packed) | extra
         module = build_on_meta(architecture, where, **arguments)
         differing = list(_differing(config, config_of(module, where)))
         if not differing:
-            return architecture, arguments, module
+            return architecture, arguments, packed, module
         if nearest is None or len(differing) < len(nearest):
             nearest = differing
     raise ValueError(f"{where}: that format cannot express {', '.join(nearest or [])}")
 
 
-def _arguments(config: ViTConfig) -> dict[str, Any]:
+def _arguments(config: ViTConfig, packed: bool) -> dict[str, Any]:
     (height, width), (p, q) = config.image_hw, config.patch_hw
-    hidden = round(config.embed_dim * config.mlp_ratio) * (2 if config.gated else 1)
+    hidden = round(config.embed_dim * config.mlp_ratio) * (2 if config.gated and packed else 1)
+    ratio = hidden / config.embed_dim
+    if int(config.embed_dim * ratio) != hidden:  # timm rounds down, also what is a whole number but for its last bit
+        ratio = (hidden + 0.5) / config.embed_dim
     return {
         "img_size": height if height == width else [height, width],
         "patch_size": p if p == q else [p, q],
@@ -90,7 +97,7 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "embed_dim": config.embed_dim,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        "mlp_ratio": hidden / config.embed_dim,
+        "mlp_ratio": ratio,
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "proj_bias": config.out_bias,

@@ -137,11 +137,6 @@ def _is_known_mlp(mlp: Any) -> bool:
     return (_kind(mlp) == "Mlp" or gate_first) and _kind(mlp.act) in _ACTIVATIONS
 
 
-def has_packed_mlp(module: Any) -> bool:
-    """See `packed` of `rules`."""
-    return _kind(module.blocks[0].mlp) != "SwiGLU"
-
-
 def _norm_kind(module: Any) -> str:
     return next(iter(_norms(module)))[0]
 
@@ -216,7 +211,7 @@ def _checkpoint(module: nn.Module, state: Mapping[str, Tensor], where: str, *, k
     """timm weights with the architecture of a module; `known` = its `pretrained_cfg` belongs to these weights."""
     config = config_of(module, where)
     m: Any = module
-    names = KeyMap(rules(config, packed=has_packed_mlp(m)), template("vit", config))
+    names = KeyMap(rules(config, packed=_kind(m.blocks[0].mlp) != "SwiGLU"), template("vit", config))
     weights = names.to_ours(state, where)
     cfg = (getattr(module, "pretrained_cfg", None) or {}) if known else {}
     return Checkpoint("vit", plain_config(config), _preprocess(cfg, config), _labels(cfg, config), None, weights)
