@@ -133,6 +133,8 @@ def _beside(out: Path) -> Iterator[Path]:
         raise UsageError(f"{out}: nothing can be written there ({error.strerror})") from error
     try:
         yield stage / out.name
+    except OSError as error:
+        raise ValueError(f"{out}: not written ({error.strerror or one_line(error)})") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 

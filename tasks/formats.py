@@ -5,6 +5,7 @@ A writer takes a checkpoint and a path; how a model is fed it asks the registry.
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from multimodal import pretrained
 from multimodal.models import model_classes
 from multimodal.pretrained import Checkpoint, build_config, load_weights
 from multimodal.pretrained.checkpoint import KEY
-from multimodal.pretrained.files import one_line
+from multimodal.pretrained.files import one_line, write_whole
 from tasks import registry
 from tasks.registry import Example
 
@@ -87,7 +88,9 @@ def trace(checkpoint: Checkpoint) -> tuple[ExportedProgram, Example]:
 def write_program(checkpoint: Checkpoint, out: Path) -> None:
     """A `.pt2` file, with the checkpoint's record as the extra file `multimodal`."""
     program, _ = trace(checkpoint)
-    torch.export.save(program, out, extra_files={KEY: json.dumps(checkpoint.record())})
+    content = BytesIO()  # onto a full disk torch's own writer would end the process
+    torch.export.save(program, content, extra_files={KEY: json.dumps(checkpoint.record())})
+    write_whole(out, content.getbuffer())
 
 
 def open_program(out: Path) -> Model:

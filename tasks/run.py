@@ -143,7 +143,11 @@ def checkpoint_callbacks(run: Path, monitor: str, mode: str) -> list[ModelCheckp
 
 
 class WriteConfig(Callback):
-    """Writes config.yaml when training starts: a run that cannot go on as it was told to keeps the one it has."""
+    """Writes config.yaml when training starts: a run that cannot go on as it was told to keeps the one it has.
+
+    Loggers, which hear of the model's options from Lightning, are told the seed, the data and where the run is; only
+    the last where a run goes on, since MLflow refuses a value that differs from an earlier one.
+    """
 
     def __init__(self, run: Path, config: str) -> None:
         self.run = run
@@ -152,6 +156,12 @@ class WriteConfig(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             write_whole(self.run / CONFIG, self.config.encode())
+        told = {"run": str(self.run)}
+        if trainer.ckpt_path is None:
+            config = yaml.safe_load(self.config)
+            told |= {name: config[name] for name in ("seed_everything", "data")}
+        for logger in trainer.loggers:
+            logger.log_hyperparams(told)
 
 
 class StopTogether(Callback):

@@ -2,6 +2,7 @@
 
 import glob
 import json
+import re
 import signal
 import sys
 import time
@@ -65,6 +66,8 @@ def _explain(error: Exception) -> str | None:
         return f"out of memory, a smaller model or data.batch_size is needed: {line}"
     if "closed by peer" in line or "reset by peer" in line:
         return "another process of this run has failed, and tells why"
+    if lacking := re.search(r"Requirement '([^']+)' not met", line):  # a logger's package
+        return f"{lacking[1]} is not installed: pip install '{lacking[1]}'"
     expected = isinstance(error, ValueError | OSError | ModuleNotFoundError | MisconfigurationException)
     return line if expected or _raised_by_lightning(error) else None
 

@@ -1,8 +1,10 @@
 """`multimodal export`: what is written opens again and answers as the model does, for every task and format."""
 
 import json
+import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -131,7 +133,6 @@ def test_the_command_says_what_it_wrote(run: Run, trained: Path, tmp_path: Path)
         ("--to timm ..", "OUT '..' is no name, expected that of a folder"),
         ("--to onnx nowhere/m.onnx", "nowhere: no such folder, expected a folder"),
         ("--to onnx model.safetensors/m.onnx", "model.safetensors: a file, expected a folder"),
-        ("--to onnx /proc/m.onnx", "/proc/m.onnx: nothing can be written there ("),
         ("--to safetensors model.safetensors", "model.safetensors: exists already; --overwrite replaces what was"),
         ("--to timm taken", "taken: exists already; --overwrite replaces what was exported before"),
         ("--to timm afile --overwrite", "afile: a file, which --to timm does not replace by a folder"),
@@ -151,6 +152,29 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run: Run, source: str, argumen
     assert message in result.error
     assert result.code == 2
     assert sorted(Path.cwd().rglob("*")) == before
+
+
+def test_where_nothing_can_be_written(run: Run, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    result = run("export", "vit", "--checkpoint", source, "--to", "onnx", "m.onnx")
+    assert result.error == "m.onnx: nothing can be written there (Permission denied)"
+    assert result.code == 2
+
+
+def test_a_disk_that_is_full(run: Run, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("safetensors", "timm", "torch-export"):
+        out = _path(form_of(name), Path())
+        result = run("export", "vit", "--checkpoint", source, "--to", name, out)
+        assert result.error == f"{out}: not written (No space left on device)"
+        assert result.code == 1
+    assert list(Path().iterdir()) == [Path(source)]
 
 
 def test_a_checkpoint_of_another_task_is_refused(run: Run, tmp_path: Path) -> None:
