@@ -63,7 +63,7 @@ def _run(arguments: list[str]) -> int:
     if verb not in verbs:
         raise UsageError(f"unknown verb {verb!r}: {did_you_mean(verb, [*verbs, 'tasks'])}")
     if not rest or rest[0] in ("-h", "--help"):
-        print(f"usage: multimodal {verb} TASK [flags]\n\n{verbs[verb]}\n\n{_table(_tasks_with(verb))}")
+        print(_about(verb, verbs[verb]))
         return 0 if rest else 2
     try:
         task = registry.get(rest[0])
@@ -74,30 +74,28 @@ def _run(arguments: list[str]) -> int:
         from tasks.trainer_cli import run
 
         return run(verb, task, rest[1:])
-    return _run_contributed(verb, task, rest[1:])
+    return _run_other(verb, task, rest[1:])
 
 
 def _verbs() -> dict[str, str]:
     """All verbs that take a task, with their help."""
     tasks, _ = registry.discover()
-    return TRAINER_VERBS | {verb.name: verb.help for task in tasks.values() for verb in task.verbs}
+    others = (*registry.VERBS, *(verb for task in tasks.values() for verb in task.verbs))
+    return TRAINER_VERBS | {verb.name: verb.help for verb in others}
 
 
 def _tasks_with(verb: str) -> dict[str, str]:
     tasks, _ = registry.discover()
-    return {task.name: task.help for task in tasks.values() if verb in TRAINER_VERBS or _has(task, verb)}
+    return {task.name: task.help for task in tasks.values() if verb in _task_verbs(task)}
 
 
-def _has(task: Task, verb: str) -> bool:
-    return any(own.name == verb for own in task.verbs)
-
-
-def _run_contributed(name: str, task: Task, arguments: list[str]) -> int:
-    verb = next((verb for verb in task.verbs if verb.name == name), None)
+def _run_other(name: str, task: Task, arguments: list[str]) -> int:
+    verb = next((verb for verb in (*registry.VERBS, *task.verbs) if verb.name == name), None)
     if verb is None:
         raise UsageError(f"task {task.name!r} has no verb {name!r}: {did_you_mean(task.name, _tasks_with(name))}")
     module = task.load(verb.module)
     parser = Parser(prog=f"multimodal {name} {task.name}", description=verb.help)
+    parser.set_defaults(task=task)
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(arguments)))
 
@@ -140,7 +138,20 @@ def _list_tasks(arguments: list[str]) -> int:
 
 
 def _task_verbs(task: Task) -> list[str]:
-    return [*TRAINER_VERBS, *(verb.name for verb in task.verbs)]
+    return [*TRAINER_VERBS, *(verb.name for verb in (*registry.VERBS, *task.verbs))]
+
+
+def _about(verb: str, text: str) -> str:
+    """Help of a verb whose task is still to be named."""
+    parts = [f"usage: multimodal {verb} TASK [flags]", text, _table(_tasks_with(verb))]
+    return "\n\n".join([*parts, _formats()] if verb == "export" else parts)
+
+
+def _formats() -> str:
+    tasks, _ = registry.discover()
+    return "export formats:\n" + _table(
+        {task.name: ", ".join(one.name for one in task.formats) for task in tasks.values()}
+    )
 
 
 def _overview() -> str:
@@ -151,6 +162,7 @@ def _overview() -> str:
             "usage: multimodal VERB TASK [flags]",
             "verbs:\n" + _table(verbs),
             "tasks:\n" + _table({task.name: task.help for task in tasks.values()}),
+            _formats(),
             "multimodal VERB TASK --help lists the flags. multimodal --version prints the version.",
         )
     )

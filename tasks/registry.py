@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tasks
 from tasks.errors import did_you_mean, one_line
@@ -29,7 +29,11 @@ class Verb:
     help: str
     """One line of help."""
     module: str
-    """A module with `add_arguments(parser)` and `run(args) -> int`, the exit code."""
+    """A module with `add_arguments(parser)` and `run(args) -> int`, the exit code; `task` is the parser's default."""
+
+
+VERBS = (Verb(name="export", help="write a checkpoint in another format", module="tasks.export"),)
+"""What every task can be told, beside training and measuring."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +48,66 @@ class Link:
     """`instantiate` where the source is known only once it is built."""
 
 
+class Example(NamedTuple):
+    """What a model is fed and what it answers: how exports and benchmarks run a model of any task."""
+
+    inputs: dict[str, Any]
+    """Random tensors [B, ...] by their names in a batch, in the order in which the model takes them."""
+    outputs: tuple[str, ...]
+    """Names of the tensors [B, ...] that the model returns, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """What a checkpoint can be written as: `multimodal export TASK --to NAME OUT`. Functions are "module:name"."""
+
+    name: str
+    """What is typed."""
+    help: str
+    """One line of help."""
+    write: str
+    """`write(checkpoint, out)` writes the file or folder `out`, which does not exist yet."""
+    open: str = "tasks.formats:open_weights"
+    """`open(out)` reads it again, as a function of the model's inputs that returns a tuple of outputs."""
+    suffix: str | None = None
+    """How the name of the file ends; None = a folder."""
+    extra: str | None = None
+    """The pip extra that the format needs."""
+
+    def load(self, target: str) -> Any:
+        """Import `write` or `open`; ValueError where the extra is not installed."""
+        return _load(target, f"--to {self.name}", self.extra)
+
+
+FORMATS = (
+    Format(
+        name="safetensors",
+        help="one file of this suite's, for --checkpoint and --init",
+        write="tasks.formats:write_safetensors",
+        suffix=".safetensors",
+    ),
+    Format(
+        name="onnx",
+        help="an ONNX graph for any batch size",
+        write="tasks.formats_onnx:write_onnx",
+        open="tasks.formats_onnx:open_onnx",
+        suffix=".onnx",
+        extra="export",
+    ),
+    Format(
+        name="torch-export",
+        help="a torch.export program for any batch size",
+        write="tasks.formats:write_program",
+        open="tasks.formats:open_program",
+        suffix=".pt2",
+    ),
+)
+"""What every task can be exported to."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the frame knows about a task. Classes are "module:name" strings, imported when needed."""
+    """What the frame knows about a task. Classes and functions are "module:name" strings, imported when needed."""
 
     name: str
     """What is typed, and the name of the folder."""
@@ -62,10 +123,14 @@ class Task:
     """The main metric: logged as `val/METRIC`, which picks the best checkpoint, and as `test/METRIC`."""
     mode: Literal["max", "min"]
     """Whether more or less of the metric is better."""
+    example: str
+    """How the model is fed: a function `(config, batch_size) -> Example`, for the model's config dataclass."""
     links: tuple[Link, ...] = ()
     """Options that follow from other options."""
     verbs: tuple[Verb, ...] = ()
-    """Commands beyond fit, validate and test."""
+    """Commands beyond those of the frame."""
+    formats: tuple[Format, ...] = FORMATS
+    """What its checkpoints can be exported to."""
     extra: str | None = None
     """The pip extra that the task needs."""
 
@@ -82,16 +147,18 @@ class Task:
 
     def load(self, target: str) -> Any:
         """Import a "module:name" of this task, or a whole "module"; ValueError where its extra is not installed."""
-        module, _, name = target.partition(":")
-        try:
-            loaded = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if self.extra is None:
-                raise
-            raise ValueError(
-                f"task {self.name!r} needs {error.name}: pip install '{DISTRIBUTION}[{self.extra}]'"
-            ) from error
-        return getattr(loaded, name) if name else loaded
+        return _load(target, f"task {self.name!r}", self.extra)
+
+
+def _load(target: str, owner: str, extra: str | None) -> Any:
+    module, _, name = target.partition(":")
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if extra is None:
+            raise
+        raise ValueError(f"{owner} needs {error.name}: pip install '{DISTRIBUTION}[{extra}]'") from error
+    return getattr(loaded, name) if name else loaded
 
 
 @cache

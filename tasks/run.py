@@ -100,7 +100,11 @@ def lock_run(run: Path) -> FileLock:
 
 
 class WriteConfig(Callback):
-    """Writes config.yaml when training starts: a run that cannot go on as it was told to keeps the one it has."""
+    """Writes config.yaml when training starts: a run that cannot go on as it was told to keeps the one it has.
+
+    Loggers, which hear of the model's options from Lightning, are told the seed, the data and where the run is; only
+    the last where a run goes on, since MLflow refuses a value that differs from an earlier one.
+    """
 
     def __init__(self, run: Path, config: str) -> None:
         self.run = run
@@ -109,6 +113,12 @@ class WriteConfig(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             write_whole(self.run / CONFIG, self.config.encode())
+        told = {"run": str(self.run)}
+        if trainer.ckpt_path is None:
+            config = yaml.safe_load(self.config)
+            told |= {name: config[name] for name in ("seed_everything", "data")}
+        for logger in trainer.loggers:
+            logger.log_hyperparams(told)
 
 
 def loggers(run: Path, chosen: Any, resumed_step: int | None = None) -> list[Logger]:

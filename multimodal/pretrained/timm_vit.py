@@ -266,7 +266,7 @@ def read_published(name: str) -> Checkpoint:
     if name not in (known := {*timm.list_models(), *timm.list_pretrained()}):
         near = get_close_matches(name, known, n=1)
         raise ValueError(f"{where}: timm has no such weights" + (f", did you mean timm:{near[0]}?" if near else ""))
-    config_of(_on_meta(name, where), where)
+    config_of(build_on_meta(name, where), where)
     try:
         module = timm.create_model(name, pretrained=True)
     except Exception as error:  # whatever a network, a cache or timm itself may raise
@@ -279,7 +279,7 @@ def read_published(name: str) -> Checkpoint:
 
 def read_folder(folder: Path) -> Checkpoint:
     """A folder in the layout of timm's hub: config.json with `architecture` and `pretrained_cfg`, and the weights."""
-    return _checkpoint(_on_meta(f"local-dir:{folder}", str(folder)), read_folder_weights(folder), str(folder))
+    return _checkpoint(build_on_meta(f"local-dir:{folder}", str(folder)), read_folder_weights(folder), str(folder))
 
 
 def read_file(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
@@ -302,11 +302,11 @@ def read_file(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
         warnings.warn(f"{path}: the name has no tag of timm's, so preprocessing and labels are not known", stacklevel=2)
     head, patch = state.get("head.weight"), state.get("patch_embed.proj.weight")
     num_classes, in_chans = 0 if head is None else len(head), 3 if patch is None else patch.shape[1]
-    module = _on_meta(stem if known else architecture, str(path), num_classes=num_classes, in_chans=in_chans)
+    module = build_on_meta(stem if known else architecture, str(path), num_classes=num_classes, in_chans=in_chans)
     return _checkpoint(module, state, str(path), known=known)
 
 
-def _on_meta(name: str, where: str, **options: Any) -> nn.Module:
+def build_on_meta(name: str, where: str, **options: Any) -> nn.Module:
     """The timm model of that name without memory for its weights."""
     import timm
 
@@ -330,6 +330,13 @@ def to_timm(checkpoint: Checkpoint, *, packed: bool = True) -> dict[str, Tensor]
     """
     where = "export to timm"
     config = build_config(checkpoint.task, checkpoint.config, where)
+    require_timm(config, where)
+    names = KeyMap(rules(config, packed=packed), template(checkpoint.task, config))
+    return names.to_theirs(checkpoint.state_dict, where)
+
+
+def require_timm(config: ViTConfig, where: str) -> None:
+    """ValueError that names what timm's models never have."""
     require(
         config,
         {
@@ -342,5 +349,3 @@ def to_timm(checkpoint: Checkpoint, *, packed: bool = True) -> dict[str, Tensor]
         },
         where,
     )
-    names = KeyMap(rules(config, packed=packed), template(checkpoint.task, config))
-    return names.to_theirs(checkpoint.state_dict, where)

@@ -167,6 +167,13 @@ def test_a_process_that_lost_the_others_says_so() -> None:
     assert _explain(RuntimeError("a bug")) is None
 
 
+def test_a_logger_whose_package_is_missing_is_told_with_the_command() -> None:
+    from tasks.trainer_cli import _explain
+
+    lacking = ValueError("Errors: - Requirement 'wandb>=0.12.10' not met. HINT: Try\n Given value: Namespace(...)")
+    assert _explain(lacking) == "wandb>=0.12.10 is not installed: pip install 'wandb>=0.12.10'"
+
+
 def test_a_broken_plug_in_is_one_line_and_the_rest_works(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, _ = registry.discover()
     monkeypatch.setattr(registry, "discover", lambda: (tasks, ["task 'x' of y does not load: ImportError: z"]))

@@ -15,7 +15,7 @@ from tasks.registry import Task
 
 def _task(name: str, **fields: Any) -> Task:
     defaults = {"help": "a task", "module": "m:M", "data": "d:D", "config": "c.yaml", "metric": "loss", "mode": "min"}
-    return Task(name=name, **(defaults | fields))
+    return Task(name=name, **({"example": "e:e"} | defaults | fields))
 
 
 @pytest.fixture(params=registry.discover()[0].values(), ids=lambda task: task.name)
@@ -30,7 +30,11 @@ def test_what_a_record_names_exists(task: Task) -> None:
     assert issubclass(task.load(task.module), TaskModule)
     assert issubclass(task.load(task.data), TaskData)
     assert task.load(task.module).task == task.name
-    for verb in task.verbs:
+    assert callable(task.load(task.example))
+    for form in task.formats:
+        assert callable(form.load(form.write))
+        assert callable(form.load(form.open))
+    for verb in (*registry.VERBS, *task.verbs):
         module = task.load(verb.module)
         assert callable(module.add_arguments)
         assert callable(module.run)

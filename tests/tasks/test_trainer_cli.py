@@ -52,6 +52,12 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # A run
 
 
+def test_loggers_are_told_the_seed_the_data_and_where_the_run_is(trained: Path) -> None:
+    told = (trained / "hparams.yaml").read_text()
+    for line in (f"run: {trained}", "seed_everything: 0", "  batch_size: 256", "embed_dim: 16"):
+        assert f"\n{line}\n" in told
+
+
 def test_what_a_run_leaves_behind(trained: Path) -> None:
     assert _files(trained) >= ARTEFACTS
     assert any(name.startswith("events.out.tfevents") for name in _files(trained))
