@@ -165,7 +165,7 @@ class TaskModule(LightningModule):
     def _optimizer(self) -> Optimizer:
         groups, betas = self.optimizer_groups(), self.hparams["betas"]
         if self.hparams["optimizer"] == "lamb":
-            from timm.optim import Lamb  # half a second, which other runs need not wait
+            from timm.optim.lamb import Lamb  # half a second, which other runs need not wait
 
             # Clipping is the trainer's, as with AdamW.
             return Lamb(groups, betas=betas, eps=1e-8, max_grad_norm=None)

@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with both CIFARs in their own format, of a few random images, whose checksums torchvision expects."""
     root = tmp_path / "cifar"
-    names10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
+    names10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     names100 = [f"kind_{number:02d}" for number in range(100)]
     for archive, names, key in ((CIFAR10, names10, "labels"), (CIFAR100, names100, "fine_labels")):
         folder = root / archive.base_folder
