@@ -243,9 +243,7 @@ def _find(name: str, root: str | None, source: str | None) -> dict[str, Any]:
     """Samples by split."""
     if name == "digits":
         if root is not None:
-            raise ValueError(
-                f"data.root is {root} and data.dataset digits, which lie in no folder: expected one of them"
-            )
+            raise ValueError(f"data.root is {root} and data.dataset digits, which need none: expected one of them")
         return digits()
     if root is None:
         told = f"; the data come from {source}" if source else ""

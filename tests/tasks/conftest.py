@@ -46,8 +46,8 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             files = []
             for name, _ in getattr(archive, part):
                 seed = int.from_bytes(name.encode(), "little") % 2**32
-                pixels = np.random.default_rng(seed).integers(0, 256, (100, 3072), np.uint8)
-                files.append([name, _write(folder / name, {"data": pixels, key: [i % len(names) for i in range(100)]})])
+                pixels = np.random.default_rng(seed).integers(0, 256, (200, 3072), np.uint8)
+                files.append([name, _write(folder / name, {"data": pixels, key: [i % len(names) for i in range(200)]})])
             monkeypatch.setattr(archive, part, files)
         digest = _write(folder / archive.meta["filename"], {archive.meta["key"]: names})
         monkeypatch.setattr(archive, "meta", {**archive.meta, "md5": digest})
