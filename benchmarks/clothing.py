@@ -1,7 +1,7 @@
 """ViT-Ti from scratch on photographs of clothing: this suite beside a plain loop around timm, and the whole recipe.
 
-    python benchmarks/clothing.py --root PHOTOS --which ours --seed 0 --out RESULTS      # one run, one thread
-    python benchmarks/clothing.py --root PHOTOS --out RESULTS                            # the section, from all runs
+    python benchmarks/clothing.py --which ours --seed 0 --root PHOTOS    # one run, kept in runs/clothing
+    python benchmarks/clothing.py                                        # the section, from all runs there
 
 `ours` (the command line) and `timm` (a loop written out below) have the same size, images, augmentation, order of
 images, optimizer and schedule; `recipe` is configs/vit_clothing.yaml as it is. A run of the first two takes about five
@@ -122,11 +122,13 @@ def report(out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", required=True, help="the photographs: train/ and val/")
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the results of the runs")
     parser.add_argument("--which", choices=("ours", "timm", "recipe"), help="what to run; without it: the section")
+    parser.add_argument("--root", help="the photographs: train/ and val/")
+    parser.add_argument("--out", type=Path, default=Path("runs/clothing"), help="a folder for the results of the runs")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.which and not args.root:
+        parser.error("a run needs --root")
     if args.which is None:
         report(args.out)
         return
