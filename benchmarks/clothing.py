@@ -53,7 +53,9 @@ def ours(root: str, seed: int, *, plain: bool = True) -> dict[str, Any]:
             "model.ema_decay": "null",
             "data.batch_size": BATCH,
             "data.num_workers": 0,
-            "data.augment": json.dumps({"crop_scale": CROP, "horizontal_flip": 0.5}),
+            "data.augment.crop_scale": list(CROP),
+            "data.augment.horizontal_flip": 0.5,
+            "data.augment.rand_augment": "null",
         }
     with tempfile.TemporaryDirectory() as folder:
         flags["trainer.default_root_dir"] = folder
