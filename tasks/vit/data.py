@@ -44,7 +44,7 @@ AUGMENTATION = {
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
-    """Items `{"image": float32 [C, H, W], "label": int}`, by (epoch, index).
+    """Items `{"image": float32 [C, H, W], "label": int}`, by key or by index alone.
 
     The transform draws its random numbers from the seed and that key alone.
     """
@@ -131,7 +131,7 @@ class ImageData(TaskData):
                     f"data.{name} has {len(values)} values, expected one for each of {channels} channels, "
                     "or null for that of the data set"
                 )
-        name = dataset or ("folder" if root else "digits")
+        name = dataset or ("digits" if root is None else "folder")
         self._found: dict[str, Any] = _find(name, root, source)
         self.root = root
         self.in_memory = name == "digits"
