@@ -31,7 +31,7 @@ from tasks.vit.data import ImageData
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "vit_clothing.yaml"
 SEEDS = (0, 1, 2)
-EPOCHS, BATCH, LR, WEIGHT_DECAY, WARMUP, CLIP = 20, 64, 1e-3, 0.05, 0.1, 1.0
+EPOCHS, BATCH, LR, WEIGHT_DECAY, WARMUP, CLIP = 20, 64, 3e-4, 0.05, 0.1, 1.0
 CROP = (0.5, 1.0)
 
 

@@ -1,8 +1,9 @@
 """The Lightning module that all tasks share: optimizer, schedule, moving average, metrics, checkpoint record."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
+import torch
 from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
@@ -12,8 +13,11 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
+from multimodal.data import seed_all
 from multimodal.pretrained import Checkpoint, load_weights
 from multimodal.pretrained.checkpoint import KEY
+from tasks.checkpoints import go_on, settle
+from tasks.data import run_seed
 from tasks.ema import EMA
 from tasks.optim import parameter_groups, warmup_cosine
 
@@ -71,8 +75,12 @@ class TaskModule(LightningModule):
         self.train_metrics = MetricCollection({"loss": MeanMetric(nan_strategy="disable")}, prefix="train/")
         self.val_metrics = MetricCollection(dict(self.metrics_of()), prefix="val/", compute_groups=False)
         self.test_metrics = MetricCollection(dict(self.metrics_of()), prefix="test/", compute_groups=False)
+        self._diverged: Tensor | None = None
+        """The first step whose loss was not finite, or -1."""
         self._total_steps: int | None = None
-        """Optimizer steps of the run; before a resumed one starts, those that it had when it was saved."""
+        """Optimizer steps of the run."""
+        self._steps_before: int | None = None
+        """Optimizer steps that a resumed run had when it was saved."""
 
     # What a task defines
 
@@ -112,8 +120,12 @@ class TaskModule(LightningModule):
         decay = self.hparams["ema_decay"]
         return [EMA(decay)] if decay is not None and self.trainer.state.fn == TrainerFn.FITTING else []
 
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        seed_all(run_seed(), self.global_rank, self.trainer.fit_loop.total_batch_idx)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
+        self._note_divergence(loss.detach())
         self.train_metrics.update(loss.detach())
         self.log("train/loss_step", loss, prog_bar=True)
         self.log("lr", max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
@@ -126,22 +138,31 @@ class TaskModule(LightningModule):
         self.evaluate(batch, self.test_metrics)
 
     def on_validation_epoch_start(self) -> None:
-        if self.trainer.state.fn == TrainerFn.FITTING and self.train_metrics["loss"].update_called:
-            self._check_divergence()  # before a checkpoint replaces the last good one
+        self._check_divergence()
 
     def on_train_epoch_end(self) -> None:
+        self._check_divergence()
         if self.train_metrics["loss"].update_called:  # a run may be resumed at the very end of an epoch
-            self._check_divergence()
             self._log(self.train_metrics)
 
+    def _note_divergence(self, loss: Tensor) -> None:
+        """Keep the first step with a loss that is not finite, on the device: to look at it makes a GPU wait."""
+        step = torch.where(loss.isfinite(), -1, self.global_step)
+        self._diverged = step if self._diverged is None else torch.where(self._diverged < 0, step, self._diverged)
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if loss.device.type == "cpu" or self.trainer.fit_loop.batch_idx % every == 0:
+            self._check_divergence()
+
     def _check_divergence(self) -> None:
-        loss = self.train_metrics.compute()["train/loss"]
         # In float16 a loss may overflow, and the step is then left out.
-        if not loss.isfinite() and self.trainer.precision != "16-mixed":
-            raise ValueError(
-                f"train/loss is {loss:g} in epoch {self.current_epoch}: training has diverged, expected a finite loss; "
-                "try a smaller model.lr"
-            )
+        if self._diverged is not None and self._diverged >= 0 and self.trainer.precision != "16-mixed":
+            self._diverge("train/loss is not finite", int(self._diverged))
+
+    def _diverge(self, found: str, step: int) -> NoReturn:
+        rate = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
+        raise ValueError(
+            f"{found} at step {step}, learning rate {rate:.3g}: training has diverged; try a smaller model.lr"
+        )
 
     def on_validation_epoch_end(self) -> None:
         self._log(self.val_metrics)
@@ -204,26 +225,37 @@ class TaskModule(LightningModule):
         batches, accumulated = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
         if accumulated > batches:
             rank_zero_warn(f"accumulate_grad_batches is {accumulated}, but an epoch has only {batches} batches")
-        if self._total_steps not in (None, steps):
-            rank_zero_info(f"The run is now {steps} steps long, not {self._total_steps}: the schedule follows.")
         self._total_steps = int(steps)
         return self._total_steps
 
     def on_train_start(self) -> None:
         """Let the configuration count, also where a resumed optimizer and schedule brought what counted before."""
+        go_on(self.trainer)
         optimizer, schedule = self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler
         assert isinstance(schedule, LambdaLR)
-        fresh = self.optimizer_groups()
+        fresh, before = self.optimizer_groups(), optimizer.param_groups[0]["lr"]
         schedule.base_lrs = [group["lr"] for group in fresh]
         for group, new, factor in zip(optimizer.param_groups, fresh, schedule.lr_lambdas, strict=True):
             group["initial_lr"] = new["lr"]
             group["lr"] = new["lr"] * factor(schedule.last_epoch)
             group["weight_decay"] = new["weight_decay"]
             group["betas"] = self.hparams["betas"]
+        if self._steps_before not in (None, self._total_steps):
+            rank_zero_info(
+                f"The run is now {self._total_steps} steps long, not {self._steps_before}: the schedule is that of the "
+                f"new length, from step {self.global_step} on (learning rate {optimizer.param_groups[0]['lr']:.3g}, "
+                f"before {before:.3g})."
+            )
 
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        raw = checkpoint.get("current_model_state", checkpoint["state_dict"])
+        self._check_divergence()
+        if not all(bool(value.isfinite().all()) for value in raw.values()):
+            self._diverge("a weight is not finite", self.global_step)
+        if "loops" in checkpoint:
+            settle(checkpoint["loops"]["fit_loop"], self.trainer)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         preprocess = getattr(data, "preprocess", None)
         checkpoint[KEY] = Checkpoint.of(
@@ -233,15 +265,37 @@ class TaskModule(LightningModule):
             labels=getattr(data, "labels", None),
         ).record()
         checkpoint["total_steps"] = self._total_steps
+        checkpoint["train_metrics"] = _sums(self.train_metrics)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._total_steps = checkpoint.get("total_steps")
-        fitting = self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
+        if self._trainer is None or self._trainer.state.fn != TrainerFn.FITTING:
+            return
         had = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
-        if fitting and had != self.hparams["optimizer"]:
+        if had != self.hparams["optimizer"]:
             raise ValueError(
                 f"model.optimizer is {self.hparams['optimizer']}, expected {had} as in the run so far; to change it "
                 "start with --init"
             )
-        if fitting and self.hparams["ema_decay"] is None and "current_model_state" in checkpoint:
+        self._steps_before = checkpoint.get("total_steps")
+        if self.global_rank == 0:  # the sums are those of all processes
+            _restore_sums(self.train_metrics, checkpoint.get("train_metrics", {}))
+        if self.hparams["ema_decay"] is None and "current_model_state" in checkpoint:
             checkpoint["state_dict"] = checkpoint["current_model_state"]  # go on from the raw weights
+
+
+def _sums(metrics: MetricCollection) -> dict[str, dict[str, Any]]:
+    """What the metrics have added up so far, over all processes."""
+    saved = {}
+    for name, metric in metrics.items(keep_base=True):
+        if metric.update_called:
+            with metric.sync_context():
+                saved[name] = {key: value.clone() for key, value in metric.metric_state.items()}  # type: ignore[union-attr]
+    return saved
+
+
+def _restore_sums(metrics: MetricCollection, saved: dict[str, dict[str, Any]]) -> None:
+    for name, sums in saved.items():
+        metric = metrics[name]
+        for key, value in sums.items():
+            setattr(metric, key, value.to(metric.device))
+        metric._update_count = 1

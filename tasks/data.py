@@ -1,6 +1,8 @@
 """What the data modules of all tasks share: the order of the samples, their split, and the loaders."""
 
+import itertools
 import os
+import signal
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -51,12 +53,21 @@ class EpochSampler(Sampler[Key]):
         self.world_size = world_size
         self.repeats = repeats
         self.epoch = 0
+        self._done = (0, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning before each epoch."""
         self.epoch = epoch
 
+    def leave_out(self, epoch: int, samples: int) -> None:
+        """Begin that epoch behind its first samples."""
+        self._done = (epoch, samples)
+
     def __iter__(self) -> Iterator[Key]:
+        epoch, samples = self._done
+        return itertools.islice(self._keys(), samples if epoch == self.epoch else 0, None)
+
+    def _keys(self) -> Iterator[Key]:
         if not self.training:
             return ((self.epoch, index) for index in range(self.rank, self.length, self.world_size))
         order = np.random.default_rng((self.seed, self.epoch)).permutation(self.length)
@@ -72,10 +83,28 @@ class EpochSampler(Sampler[Key]):
 
 
 class EpochLoader(DataLoader[Any]):
-    """A loader that starts an epoch when its first batch is asked for.
+    """A loader that starts an epoch when its first batch is asked for, and can start it in the middle.
 
     Lightning makes the iterator of a resumed run's first epoch before it tells the sampler which epoch that is.
     """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides which samples are in a batch; `tasks.checkpoints.settle` adds which batches are done."""
+        sampler = self.sampler
+        names = ("seed", "world_size", "repeats") if isinstance(sampler, EpochSampler) else ()
+        order = {name: getattr(sampler, name) for name in names}
+        return {"samples": len(self.dataset), "batch_size": self.batch_size, **order}  # type: ignore[arg-type]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Start `epoch` behind the `batches` that are done; ValueError where these were other ones than now."""
+        for name, now in self.state_dict().items():
+            if state["batches"] and state[name] != now:
+                raise ValueError(
+                    f"the run was saved behind batch {state['batches']} of an epoch, with {name} {state[name]}; now it "
+                    f"is {now}, expected the same until that epoch ends"
+                )
+        if isinstance(self.sampler, EpochSampler):
+            self.sampler.leave_out(state["epoch"], state["batches"] * state["batch_size"])
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:
@@ -85,6 +114,12 @@ class EpochLoader(DataLoader[Any]):
             if "in DataLoader worker process" not in str(error):
                 raise
             raise ValueError(str(error).rstrip().rpartition("\n")[2].removeprefix("ValueError: ")) from None
+
+
+def outlive_signals(worker: int) -> None:
+    """In a loader's worker: leave Ctrl-C to the run, which still needs batches until it stops, and SIGTERM once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL) and None)
 
 
 class TaskData(LightningDataModule):
@@ -131,7 +166,7 @@ class TaskData(LightningDataModule):
             raise ValueError(f"test_fraction is {test_fraction}, expected a share from 0 to below 1 - val_fraction")
         self.batch_size = batch_size
         self.num_workers = num_workers
-        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+        self.seed = run_seed() if seed is None else seed
         self.repeated_augmentation = repeated_augmentation
         self.split_seed = split_seed
         self.val_fraction = val_fraction
@@ -167,6 +202,7 @@ class TaskData(LightningDataModule):
             sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
+            worker_init_fn=outlive_signals,
             pin_memory=torch.cuda.is_available(),
             # Its own: the global generator belongs to the model, whose dropout must not depend on the loaders.
             generator=torch.Generator().manual_seed(self.seed),
@@ -180,6 +216,11 @@ class TaskData(LightningDataModule):
             return 0
         processes = self.trainer.num_devices if self.trainer else 1
         return min(8, suggested_max_num_workers(processes))
+
+
+def run_seed() -> int:
+    """The seed of the run, as seed_everything left it; 0 where nothing was seeded."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
 def stratified_split(labels: Sequence[Hashable], fractions: Sequence[float], seed: int) -> list[list[int]]:

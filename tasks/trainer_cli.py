@@ -4,24 +4,27 @@ import glob
 import json
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
 import torch
 from jsonargparse import Namespace
+from jsonargparse.typing import PositiveFloat, PositiveInt
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint as CheckpointCallback
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from multimodal import pretrained
 from multimodal.pretrained import load_weights
+from multimodal.pretrained.checkpoint import best_checkpoint
 from multimodal.pretrained.files import read_torch
+from tasks.checkpoints import BestCheckpoint, LastCheckpoint
 from tasks.console import quiet_lightning, table
 from tasks.curves import draw_curves
 from tasks.errors import UsageError, one_line
@@ -30,12 +33,12 @@ from tasks.parser import TaskParser
 from tasks.registry import Task
 from tasks.run import (
     CONFIG,
-    StopTogether,
+    LOCK,
     WriteConfig,
-    best_checkpoint,
-    checkpoint_callbacks,
     create_run,
     find_run,
+    is_first_process,
+    lock_run,
     loggers,
     read_config,
     resume_point,
@@ -47,14 +50,16 @@ def run(verb: str, task: Task, arguments: list[str]) -> int:
     """Run `multimodal VERB TASK ...`; the exit code."""
     quiet_lightning()
     told: type[ValueError] = UsageError
-    try:
-        cli = TaskCLI(verb, task, arguments)
-        told = ValueError
-        cli.fit() if verb == "fit" else cli.evaluate()
-    except Exception as error:
-        if line := _explain(error):
-            raise told(line) from error
-        raise
+    cli: TaskCLI | None = None
+    with ExitStack() as held:
+        try:
+            cli = TaskCLI(verb, task, arguments, held)
+            told = ValueError
+            cli.fit() if verb == "fit" else cli.evaluate()
+        except Exception as error:
+            if line := _explain(error):
+                raise told(line + (cli.last_good() if cli else "")) from error
+            raise
     return 0
 
 
@@ -82,15 +87,17 @@ class TaskCLI(LightningCLI):
     from, from --config files and from flags.
     """
 
-    def __init__(self, verb: str, task: Task, arguments: Sequence[str]) -> None:
+    def __init__(self, verb: str, task: Task, arguments: Sequence[str], held: ExitStack) -> None:
         self.verb = verb
         self.task = task
+        self.held = held
+        """What is to be given back at the end."""
         self.source = ""
         self.checkpoint: pretrained.Checkpoint | None = None
         self.run_folder: Path | None = None
         self.resume_from: Path | None = None
         self.resumed_step: int | None = None
-        self.stop_together = StopTogether()
+        self.last_checkpoint = LastCheckpoint(None, None, None)
         program = f"multimodal {verb} {task.name}"
         super().__init__(
             task.load(task.module),
@@ -131,6 +138,18 @@ class TaskCLI(LightningCLI):
         )
         parser.add_argument(
             "--resume", type=str | None, default=None, help="A run, or a checkpoint in one, to go on with."
+        )
+        parser.add_argument(
+            "--save_every_n_steps",
+            type=PositiveInt | None,
+            default=None,
+            help="Optimizer steps from one save of last.ckpt to the next, besides that after each epoch; null = none.",
+        )
+        parser.add_argument(
+            "--save_every_n_minutes",
+            type=PositiveFloat | None,
+            default=10.0,
+            help="Minutes from one save of last.ckpt to the next, besides that after each epoch; null = none.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -183,14 +202,20 @@ class TaskCLI(LightningCLI):
             self.run_folder = None  # nothing is to be written, also not into a resumed run
             return super().instantiate_trainer(**kwargs)
         folder = self.run_folder = self.run_folder or create_run(Path(options["default_root_dir"]), self.task.name)
-        if options["enable_checkpointing"] is not False:
-            callbacks = [*callbacks, *checkpoint_callbacks(folder, f"val/{self.task.metric}", self.task.mode)]
-        callbacks = [*callbacks, WriteConfig(folder, self._config_text()), self.stop_together]
+        if is_first_process():
+            self.held.enter_context(lock_run(folder))
+        saves = options["enable_checkpointing"] is not False
+        if saves:
+            callbacks = [*callbacks, BestCheckpoint(folder, f"val/{self.task.metric}", self.task.mode)]
+        intervals = self.config.save_every_n_steps, self.config.save_every_n_minutes
+        self.last_checkpoint = LastCheckpoint(folder if saves else None, *intervals)
+        callbacks = [*callbacks, WriteConfig(folder, self._config_text()), self.last_checkpoint]
         kwargs |= {"callbacks": callbacks, "logger": loggers(folder, options["logger"], self.resumed_step)}
         try:
             return super().instantiate_trainer(default_root_dir=folder, **kwargs)
         except BaseException:
             with suppress(OSError):  # a folder that is not empty stays
+                (folder / LOCK).unlink()
                 folder.rmdir()
             raise
 
@@ -232,10 +257,14 @@ class TaskCLI(LightningCLI):
 
     def fit(self) -> None:
         """Train, then test the best checkpoint and write down how it went."""
-        started = time.perf_counter()
         with self._stoppable():
             self.trainer.fit(self.model, self.datamodule, ckpt_path=self.resume_from, weights_only=True)
-        seconds = time.perf_counter() - started
+        seconds = self.last_checkpoint.seconds
+        if self.resumed_step == self.trainer.global_step:
+            rank_zero_warn(
+                f"{self.run_folder} had all its {self.resumed_step} steps behind it; more of trainer.max_epochs or "
+                "trainer.max_steps makes it longer"
+            )
         # A process that did not make the folder hears its name from the one that did.
         folder = self.trainer.strategy.broadcast(self.run_folder)
         best = best_checkpoint(folder) if folder else None
@@ -251,12 +280,20 @@ class TaskCLI(LightningCLI):
             "value": None if value is None else round(value, 6),
             "params": sum(parameter.numel() for parameter in self.model.model.parameters()),
             "seconds": round(seconds, 1),
+            "precision": self.trainer.precision,
             "checkpoint": str(best) if best else None,
         }
         if folder:
             write_summary(folder, summary)
             draw_curves(folder)
         print(table(summary))
+
+    def last_good(self) -> str:
+        """What is left of a training that an error has ended, as the end of its message."""
+        if self.verb != "fit" or not self.trainer.interrupted or not self.last_checkpoint.path:
+            return ""
+        path = self.last_checkpoint.path
+        return f"; the last good checkpoint is {path}" if path.is_file() else "; no checkpoint has been saved yet"
 
     def evaluate(self) -> None:
         """Measure the checkpoint."""
@@ -274,12 +311,12 @@ class TaskCLI(LightningCLI):
         """Exit codes of a stopped run: 130 after Ctrl-C, 143 after SIGTERM, where Lightning says 1 and 0."""
         try:
             yield
-            if self.stop_together.signal:  # it came after the last batch
+            if self.last_checkpoint.signal:  # it came after the last batch
                 raise SIGTERMException
         except SystemExit as stop:
-            if not self.trainer.interrupted and not self.stop_together.signal:
+            if not self.trainer.interrupted and not self.last_checkpoint.signal:
                 raise
             if self.run_folder and best_checkpoint(self.run_folder) and self.trainer.is_global_zero:
                 print(f"go on with: multimodal fit {self.task.name} --resume {self.run_folder}", file=sys.stderr)
             number = signal.SIGTERM if isinstance(stop, SIGTERMException) else signal.SIGINT
-            raise SystemExit(128 + (self.stop_together.signal or number)) from stop
+            raise SystemExit(128 + (self.last_checkpoint.signal or number)) from stop

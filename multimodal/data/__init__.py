@@ -8,7 +8,7 @@ from multimodal.data.image import (
     load_image,
     natural_key,
 )
-from multimodal.data.seeding import seeded
+from multimodal.data.seeding import seed_all, seeded
 
 __all__ = [
     "Augmentation",
@@ -17,6 +17,7 @@ __all__ = [
     "list_images",
     "load_image",
     "natural_key",
+    "seed_all",
     "seeded",
     "train_transform",
 ]

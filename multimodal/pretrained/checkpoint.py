@@ -13,6 +13,10 @@ from torch import Tensor
 from multimodal.pretrained.files import read_torch, write_safetensors
 from multimodal.pretrained.record import Checkpoint
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run's checkpoints."""
+BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
+"""By the main metric, the latest, and the one before that."""
 KEY = "multimodal"
 _MODEL = "model."
 """Where a training run's module keeps the model."""
@@ -20,11 +24,16 @@ _MODEL = "model."
 
 def read_run(folder: Path) -> Checkpoint:
     """The best checkpoint of a run folder, else its last."""
-    for name in ("best.ckpt", "last.ckpt"):
-        path = folder / "checkpoints" / name
-        if path.is_file():
-            return read_ckpt(path)
-    raise ValueError(f"{folder}: a run without a checkpoint, expected checkpoints/best.ckpt or checkpoints/last.ckpt")
+    path = best_checkpoint(folder)
+    if path is None:
+        raise ValueError(f"{folder}: a run without a checkpoint, expected {CHECKPOINTS}/{BEST} or {CHECKPOINTS}/{LAST}")
+    return read_ckpt(path)
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """best.ckpt; last.ckpt where nothing was validated; None where nothing was saved."""
+    candidates = (folder / CHECKPOINTS / name for name in (BEST, LAST, PREVIOUS))
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def read_ckpt(path: Path) -> Checkpoint:

@@ -6,9 +6,11 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,14 +28,7 @@ def one_line(error: object, limit: int = 200) -> str:
 
 def read_torch(path: Path) -> Any:
     """What `torch.save` wrote, tensors and plain data only; ValueError naming the file for everything else."""
-    with path.open("rb") as file:
-        head = file.read(2)
-    if not head:
-        raise ValueError(f"{path}: the file is empty, expected a PyTorch checkpoint")
-    if not any(head.startswith(magic) for magic in _MAGIC):
-        raise ValueError(f"{path}: not a PyTorch file, expected a checkpoint written by torch.save")
-    if head == b"PK" and not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: the file is cut short, expected a whole PyTorch checkpoint")
+    check_torch(path)
     try:
         with warnings.catch_warnings():  # about pickles that torch.save does not write, which then are refused
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
@@ -43,7 +38,32 @@ def read_torch(path: Path) -> Any:
         found = f"wants to run code ({wanted.group(1)})" if wanted else "holds more than tensors and plain data"
         raise ValueError(f"{path}: refused, because it {found}; expected tensors and plain data alone") from error
     except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{path}: damaged ({one_line(error)}), expected a whole PyTorch checkpoint") from error
+        raise _damaged(path, one_line(error)) from error
+
+
+def check_torch(path: Path) -> None:
+    """ValueError where a file is not what `torch.save` wrote, or not all of it; a flipped bit is found as well."""
+    with path.open("rb") as file:
+        head = file.read(2)
+    if not head:
+        raise ValueError(f"{path}: the file is empty, expected a PyTorch checkpoint")
+    if not any(head.startswith(magic) for magic in _MAGIC):
+        raise ValueError(f"{path}: not a PyTorch file, expected a checkpoint written by torch.save")
+    if head != b"PK":
+        return
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path}: the file is cut short, expected a whole PyTorch checkpoint")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()  # torch.load does not look at checksums
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError) as error:
+        raise _damaged(path, one_line(error)) from error
+    if wrong:
+        raise _damaged(path, f"checksum of {wrong}")
+
+
+def _damaged(path: Path, how: str) -> ValueError:
+    return ValueError(f"{path}: damaged ({how}), expected a whole PyTorch checkpoint")
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -92,17 +112,41 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write aside, flush to the disk, rename: a file of this name is the old one or the new one, never half of it."""
+@contextmanager
+def whole_file(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write into that lies aside, and then, flushed to the disk, takes the place of `path`.
+
+    A file of this name is thus the old one or the new one, never half of it.
+
+    Args:
+        path: where it belongs.
+        keep: where the old file goes; None = it is replaced.
+
+    Raises:
+        OSError: it cannot be written, as on a full disk.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with aside.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            path.replace(keep)
         aside.replace(path)
+    except (OSError, RuntimeError) as error:
+        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save hides it behind its own
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, f"not written: {cause.strerror}", str(path)) from error
+        raise
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    with whole_file(path) as file:
+        file.write(content)
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor], metadata: dict[str, str]) -> None:

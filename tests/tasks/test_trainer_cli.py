@@ -30,7 +30,8 @@ ARTEFACTS = {
 
 
 def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return files - {".lock", "checkpoints/previous.ckpt"}
 
 
 def _only_run(root: Path) -> Path:
@@ -55,7 +56,7 @@ def test_what_a_run_leaves_behind(trained: Path) -> None:
     assert _files(trained) >= ARTEFACTS
     assert any(name.startswith("events.out.tfevents") for name in _files(trained))
     summary = json.loads((trained / "summary.json").read_text())
-    assert summary.keys() == {"task", "metric", "value", "params", "seconds", "checkpoint"}
+    assert summary.keys() == {"task", "metric", "value", "params", "seconds", "precision", "checkpoint"}
     assert (summary["task"], summary["metric"]) == ("vit", "accuracy")
     assert 0 <= summary["value"] <= 1
     assert Path(summary["checkpoint"]) == trained / "checkpoints" / "best.ckpt"
@@ -230,7 +231,7 @@ def test_a_resumed_run_goes_on_in_its_folder(run: Run, tmp_path: Path, caplog: p
     moved = folder.rename(tmp_path / "moved")
     first = _saved(moved / "checkpoints" / "last.ckpt")
     assert run("fit", "vit", "--resume", moved, "--trainer.max_epochs", "3", "--model.lr", "0.5").code == 0
-    assert "The run is now 18 steps long, not 6" in caplog.text
+    assert "The run is now 18 steps long, not 6: the schedule is that of the new length, from step 6 on" in caplog.text
     assert not list((tmp_path / "runs" / "vit").iterdir())
     second = _saved(moved / "checkpoints" / "last.ckpt")
     assert (first["global_step"], second["global_step"]) == (6, 18)
@@ -287,15 +288,8 @@ def test_a_run_without_a_checkpoint_is_refused(run: Run) -> None:
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.accelerator", "cpu"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "processes"),
-    [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, []), (signal.SIGINT, 130, TWO)],
-    ids=["Ctrl-C", "SIGTERM", "Ctrl-C in two processes"],
-)
-def test_a_signal_saves_a_checkpoint_and_the_run_goes_on(
-    run: Run, tmp_path: Path, number: int, code: int, processes: list[str]
-) -> None:
-    flags = [*SMALL, *processes, "--trainer.max_epochs", "100000"]
+def test_ctrl_c_stops_two_processes_together_and_one_goes_on(run: Run, tmp_path: Path) -> None:
+    flags = [*SMALL, *TWO, "--trainer.max_epochs", "100000"]
     command = [sys.executable, "-m", "tasks.cli", "fit", "vit", *flags, "--trainer.default_root_dir", str(tmp_path)]
     process = subprocess.Popen(
         command,
@@ -309,16 +303,13 @@ def test_a_signal_saves_a_checkpoint_and_the_run_goes_on(
     deadline = time.monotonic() + 120
     while not list(tmp_path.rglob("best.ckpt")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # a terminal sends it to all processes
-    else:
-        process.send_signal(number)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all processes
     try:
         _, err = process.communicate(timeout=60)
     finally:
         with suppress(ProcessLookupError):  # what hangs does not outlive the test
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == code
+    assert process.returncode == 130
     assert "Traceback" not in err
     folder = _only_run(tmp_path)
     assert f"go on with: multimodal fit vit --resume {folder}" in err

@@ -1,0 +1,241 @@
+"""Every task: wherever a run is interrupted, it goes on and ends as if it had not been."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from tasks.checkpoints import LastCheckpoint
+from tasks.cli import main
+from tasks.registry import discover
+from tasks.run import read_metrics
+from tasks.vit.task import ViTModule
+from tests.tasks.commands import QUIET, ROOT, TINY, Run
+
+TASKS = sorted(discover()[0])
+
+HARD = [
+    *("--trainer.max_epochs", "2", "--model.ema_decay", "0.9", "--model.drop_path", "0.1"),
+    *("--save_every_n_steps", "1", "--trainer.log_every_n_steps", "1"),
+]
+"""Averaged weights and random numbers in the model; a checkpoint before each step, and while it validates."""
+
+CASES = {
+    "plain": [],
+    "validation within the epoch": ["--trainer.val_check_interval", "0.5", "--trainer.accumulate_grad_batches", "2"],
+    "workers": ["--data.num_workers", "2", "--data.batch_size", "400"],
+    "counted in steps": ["--trainer.max_steps", "9", "--trainer.max_epochs", "-1"],
+    "validation every other epoch": ["--trainer.check_val_every_n_epoch", "2"],
+    "no validation": ["--trainer.limit_val_batches", "0"],
+}
+
+
+def test_every_task_is_tested() -> None:
+    assert sorted(TINY) == TASKS
+
+
+def _last(run: Path) -> dict[str, Any]:
+    saved: dict[str, Any] = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    return saved
+
+
+def _assert_equal(run: Path, expected: Path) -> None:
+    ours, theirs = _last(run), _last(expected)
+    for part in ("state_dict", "current_model_state"):
+        assert ours[part].keys() == theirs[part].keys()
+        assert all(torch.equal(ours[part][name], theirs[part][name]) for name in ours[part]), part
+    assert str(ours["optimizer_states"]) == str(theirs["optimizer_states"])
+    for part in ("epoch_loop.state_dict", "epoch_loop.batch_progress", "epoch_progress"):
+        assert ours["loops"]["fit_loop"][part] == theirs["loops"]["fit_loop"][part]
+    assert read_metrics(run) == read_metrics(expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_goes_on_from_every_checkpoint(
+    task: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the run's folder after each save is what a kill at that moment leaves behind."""
+    copies = tmp_path / "copies"
+    save = LastCheckpoint._save
+
+    def save_and_copy(self: LastCheckpoint, trainer: Any) -> None:
+        before = self._saved
+        save(self, trainer)
+        if self._saved != before and self.path:
+            shutil.copytree(self.path.parents[1], copies / f"{len(list(copies.glob('*'))):02d}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LastCheckpoint, "_save", save_and_copy)
+        assert main(["fit", task, *TINY[task], *HARD, *CASES[case], "--trainer.default_root_dir", str(tmp_path)]) == 0
+    (run,) = (tmp_path / task).iterdir()
+    moments = sorted(copies.iterdir())
+    assert len(moments) >= 4
+    # All of them were tried once; these are each kind: the first step, around the end of an epoch, the end.
+    middle = len(moments) // 2
+    for copy in {moments[index] for index in (0, middle - 1, middle, middle + 1, -2, -1)}:
+        assert main(["fit", task, "--resume", str(copy), *QUIET]) == 0
+        _assert_equal(copy, run)
+
+
+def _start(task: str, root: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tasks.cli", "fit", task, *TINY[task], *flags]
+    return subprocess.Popen(
+        [*command, "--trainer.default_root_dir", str(root)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # as in this process: sums depend on it in their last bits
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # background jobs ignore it
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_stopped_process_goes_on(task: str, number: signal.Signals, tmp_path: Path) -> None:
+    flags = [*HARD, "--trainer.max_epochs", "8", "--data.num_workers", "2"]
+    assert main(["fit", task, *TINY[task], *flags, "--trainer.default_root_dir", str(tmp_path / "whole")]) == 0
+    process = _start(task, tmp_path / "stopped", *flags)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("stopped/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, number)  # as a terminal does, and a cluster: also to the workers of the loaders
+    _, err = process.communicate(timeout=60)
+    expected = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert process.returncode == expected
+    assert "Traceback" not in err
+    (run,), (whole,) = (list((tmp_path / name / task).iterdir()) for name in ("stopped", "whole"))
+    assert _last(run)["global_step"] < _last(whole)["global_step"]
+    if number != signal.SIGKILL:
+        assert f"go on with: multimodal fit {task} --resume {run}" in err
+    assert main(["fit", task, "--resume", str(run), *QUIET]) == 0
+    _assert_equal(run, whole)
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run to spoil."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(run: Run, copy: Path) -> None:
+    last, previous = copy / "checkpoints" / "last.ckpt", copy / "checkpoints" / "previous.ckpt"
+    assert torch.load(previous, weights_only=True)["global_step"] == 6
+    _flip(last)
+    assert run("fit", "vit", "--resume", last, *QUIET).error.startswith(f"{last}: damaged (checksum of ")
+    with pytest.warns(UserWarning, match=r"last.ckpt: damaged \(checksum of .*; the run goes on from previous.ckpt"):
+        assert run("fit", "vit", "--resume", copy, *QUIET).code == 0
+    assert _last(copy)["global_step"] == 12
+
+
+def test_a_run_of_damaged_checkpoints_is_refused(run: Run, copy: Path) -> None:
+    for name in ("last.ckpt", "previous.ckpt", "best.ckpt"):
+        path = copy / "checkpoints" / name
+        path.write_bytes(path.read_bytes()[:1000])
+    assert run("fit", "vit", "--resume", copy, *QUIET).error.count("the file is cut short") == 3
+
+
+def test_a_kill_between_two_renames_leaves_the_one_before(run: Run, copy: Path) -> None:
+    (copy / "checkpoints" / "last.ckpt").unlink()
+    assert run("fit", "vit", "--resume", copy, *QUIET).code == 0
+    assert _last(copy)["global_step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--data.batch_size", "100"],
+            "behind batch 3 of an epoch, with batch_size 256; now it is 100, expected",
+        ),
+        (["--data.seed", "5"], "with seed 0; now it is 5"),
+        (["--data.val_fraction", "0.2"], "with samples 1292; now it is "),
+    ],
+)
+def test_what_decides_the_batches_does_not_change_within_an_epoch(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loss = ViTModule.loss
+
+    def broken(self: ViTModule, batch: Any) -> torch.Tensor:
+        if self.global_step == 3:
+            raise ValueError("a damaged image")
+        return loss(self, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ViTModule, "loss", broken)
+        error = run("fit", "vit", *TINY["vit"], "--save_every_n_steps", "1").error
+    (folder,) = (tmp_path / "runs" / "vit").iterdir()
+    checkpoint = f"{folder.relative_to(tmp_path)}/checkpoints/last.ckpt"
+    assert error == f"a damaged image; the last good checkpoint is {checkpoint}"
+    assert message in run("fit", "vit", "--resume", folder, *QUIET, *flags).error
+
+
+def test_a_finished_run_says_so(run: Run, copy: Path) -> None:
+    with pytest.warns(UserWarning, match="copy had all its 12 steps behind it; more of trainer.max_epochs or"):
+        assert run("fit", "vit", "--resume", copy, *QUIET).code == 0
+
+
+def test_two_processes_do_not_share_a_run(run: Run, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.run.PATIENCE", 0.2)
+    with FileLock(copy / ".lock"):
+        result = run("fit", "vit", "--resume", copy, *QUIET)
+    assert result.error == f"{copy}: another process is training in this run; each needs one of its own"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "ten"])
+def test_intervals_of_saves_are_checked(run: Run, value: str) -> None:
+    for flag in ("--save_every_n_steps", "--save_every_n_minutes"):
+        result = run("fit", "vit", flag, value)
+        assert flag.removeprefix("--") in result.error
+        assert result.code == 2
+
+
+def test_a_full_disk_is_one_line_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
+    """A limit on the size of files does what a full disk does: a write fails in the middle."""
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (150_000,) * 2)"
+    grow = ["--model.depth", "2", "--trainer.max_epochs", "3", "--trainer.default_root_dir", str(tmp_path)]
+    code = f"{limited}; from tasks.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "fit", "vit", *TINY["vit"], *grow]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("multimodal: error:")]
+    assert "not written: File too large" in line
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_that_diverges_names_the_last_good_checkpoint(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loss = ViTModule.loss
+    monkeypatch.setattr(
+        ViTModule, "loss", lambda self, batch: loss(self, batch) * (float("inf") if self.global_step == 8 else 1)
+    )
+    error = run("fit", "vit", *TINY["vit"], "--trainer.max_epochs", "3", "--save_every_n_steps", "1").error
+    (folder,) = (tmp_path / "runs" / "vit").iterdir()
+    assert error == (
+        "train/loss is not finite at step 8, learning rate 0.000955: training has diverged; try a smaller model.lr; "
+        f"the last good checkpoint is {folder.relative_to(tmp_path)}/checkpoints/last.ckpt"
+    )
+    saved = _last(folder)
+    assert saved["global_step"] == 8
+    assert all(value.isfinite().all() for value in saved["state_dict"].values())
