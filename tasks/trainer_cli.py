@@ -198,8 +198,9 @@ class TaskCLI(LightningCLI):
         if self.verb != "fit":
             saves = any(isinstance(callback, CheckpointCallback) for callback in callbacks)
             return super().instantiate_trainer(logger=options["logger"] or False, enable_checkpointing=saves, **kwargs)
-        if options["fast_dev_run"] or options["barebones"]:
-            self.run_folder = None  # nothing is to be written, also not into a resumed run
+        if options["fast_dev_run"] or options["barebones"]:  # nothing is to be written
+            if self.resume_from is not None:
+                raise ValueError("--resume and a trial (fast_dev_run, barebones): expected one of them")
             return super().instantiate_trainer(**kwargs)
         folder = self.run_folder = self.run_folder or create_run(Path(options["default_root_dir"]), self.task.name)
         if is_first_process():
