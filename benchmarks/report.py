@@ -13,7 +13,10 @@ from pathlib import Path
 import torch
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-_HEAD = "# Results\n\nEach section is written by the command that it names; `make results` runs them all.\n"
+_HEAD = (
+    "# Results\n\nEach section is written by the command that it names; `make results` runs those that need no "
+    "data from elsewhere.\n"
+)
 
 
 def processor(device: torch.device | None = None) -> str:

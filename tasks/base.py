@@ -1,7 +1,7 @@
 """The Lightning module that all tasks share: optimizer, schedule, moving average, metrics, checkpoint record."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from pytorch_lightning import Callback, LightningModule
@@ -26,15 +26,16 @@ Batch = Mapping[str, Any]
 
 
 class TaskModule(LightningModule):
-    """AdamW with a linear warm-up and a cosine, both by optimizer step.
+    """AdamW or LAMB with a linear warm-up and a cosine, both by optimizer step.
 
     A task derives from this, names itself in `task`, and defines `build`, `loss`, `metrics_of` and `evaluate`. It has
     no constructor of its own: whatever `build` takes, down to the fields of the model's config, becomes a flag.
 
     Args:
+        optimizer: adamw, or lamb, which scales each parameter's step by its norm (You et al. 2020), for large batches.
         lr: Peak learning rate.
         weight_decay: Decoupled weight decay of matrices; norms, biases and positions take none.
-        betas: Decay rates of AdamW's two moments.
+        betas: Decay rates of the optimizer's two moments.
         layer_decay: Factor on the learning rate from each layer to the one below it.
         warmup: Optimizer steps of linear warm-up; below 1, a share of the run.
         final_lr: Share of lr that is left at the end of the run.
@@ -47,6 +48,7 @@ class TaskModule(LightningModule):
     def __init__(
         self,
         *,
+        optimizer: Literal["adamw", "lamb"] = "adamw",
         lr: float = 1e-3,
         weight_decay: float = 0.05,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -183,11 +185,20 @@ class TaskModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         steps = self._measure_run()
-        # With loss scaling a fused step unscales gradients by itself, which is too late for clipping.
-        fused = not (self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val)
-        optimizer = AdamW(self.optimizer_groups(), betas=self.hparams["betas"], fused=fused)
+        optimizer = self._optimizer()
         schedule = LambdaLR(optimizer, warmup_cosine(steps, self.hparams["warmup"], self.hparams["final_lr"]))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _optimizer(self) -> Optimizer:
+        groups, betas = self.optimizer_groups(), self.hparams["betas"]
+        if self.hparams["optimizer"] == "lamb":
+            from timm.optim.lamb import Lamb  # half a second, which other runs need not wait
+
+            # Clipping is the trainer's, as with AdamW.
+            return Lamb(groups, betas=betas, eps=1e-8, max_grad_norm=None)
+        # With loss scaling a fused step unscales gradients by itself, which is too late for clipping.
+        fused = not (self.trainer.precision == "16-mixed" and self.trainer.gradient_clip_val)
+        return AdamW(groups, betas=betas, fused=fused)
 
     def configure_gradient_clipping(
         self,
@@ -265,6 +276,12 @@ class TaskModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is None or self._trainer.state.fn != TrainerFn.FITTING:
             return
+        had = checkpoint.get("hyper_parameters", {}).get("optimizer", "adamw")
+        if had != self.hparams["optimizer"]:
+            raise ValueError(
+                f"model.optimizer is {self.hparams['optimizer']}, expected {had} as in the run so far; to change it "
+                "start with --init"
+            )
         self._steps_before = checkpoint.get("total_steps")
         if self.global_rank == 0:  # the sums are those of all processes
             _restore_sums(self.train_metrics, checkpoint.get("train_metrics", {}))

@@ -13,8 +13,9 @@ from lightning_fabric.utilities.data import suggested_max_num_workers
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-Key = tuple[int, int]
-"""Epoch and index: what a dataset is asked for, so that augmentation can differ from epoch to epoch."""
+Key = tuple[int, int] | tuple[int, int, int]
+"""Epoch, index and, with repeated augmentation, which repeat: what a dataset is asked for, so that augmentation can
+differ each time."""
 
 
 def run_seed() -> int:
@@ -34,9 +35,20 @@ class EpochSampler(Sampler[Key]):
         seed: with the epoch it decides the order.
         rank: which of the processes this is.
         world_size: number of processes.
+        repeats: how often a sample comes in a training epoch, in a row, so that the processes get its repeats in turn;
+            the epoch's length stays, with fewer samples in it ("Augment Your Batch", Hoffer et al. 2020, as in DeiT).
     """
 
-    def __init__(self, length: int, *, training: bool, seed: int = 0, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        length: int,
+        *,
+        training: bool,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        repeats: int = 1,
+    ) -> None:
         if training and length < world_size:
             raise ValueError(f"{length} training samples for {world_size} processes: expected at least one each")
         self.length = length
@@ -44,6 +56,7 @@ class EpochSampler(Sampler[Key]):
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
+        self.repeats = repeats
         self.epoch = 0
         self._done = (0, 0)
 
@@ -63,8 +76,10 @@ class EpochSampler(Sampler[Key]):
         if not self.training:
             return ((self.epoch, index) for index in range(self.rank, self.length, self.world_size))
         order = np.random.default_rng((self.seed, self.epoch)).permutation(self.length)
-        mine = order[self.rank : self.length - self.length % self.world_size : self.world_size]
-        return ((self.epoch, int(index)) for index in mine)
+        mine = range(self.rank, self.length - self.length % self.world_size, self.world_size)
+        if self.repeats == 1:
+            return ((self.epoch, int(order[at])) for at in mine)
+        return ((self.epoch, int(order[at // self.repeats]), at % self.repeats) for at in mine)
 
     def __len__(self) -> int:
         if self.training:
@@ -81,7 +96,8 @@ class EpochLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """What decides which samples are in a batch; `tasks.checkpoints.settle` adds which batches are done."""
         sampler = self.sampler
-        order = {"seed": sampler.seed, "world_size": sampler.world_size} if isinstance(sampler, EpochSampler) else {}
+        names = ("seed", "world_size", "repeats") if isinstance(sampler, EpochSampler) else ()
+        order = {name: getattr(sampler, name) for name in names}
         return {"samples": len(self.dataset), "batch_size": self.batch_size, **order}  # type: ignore[arg-type]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -126,6 +142,8 @@ class TaskData(LightningDataModule):
         num_workers: Processes that prepare batches; None = none where the data are in memory, else one a spare core, up
             to 8.
         seed: Decides the order of the samples and their augmentation; None = that of the run (seed_everything).
+        repeated_augmentation: How often an image comes in a training epoch, each time augmented anew; the epoch keeps
+            its length and has the fewer images.
         split_seed: Decides which samples are held out, where the data come without a split.
         val_fraction: Share of each class that is held out for validation, where the data come without that split.
         test_fraction: Share of each class that is held out for testing, where the data come without that split.
@@ -139,6 +157,7 @@ class TaskData(LightningDataModule):
         batch_size: int = 64,
         num_workers: int | None = None,
         seed: int | None = None,
+        repeated_augmentation: int = 1,
         split_seed: int = 0,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
@@ -149,6 +168,8 @@ class TaskData(LightningDataModule):
         for name, value in (("seed", seed), ("split_seed", split_seed)):
             if value is not None and value < 0:
                 raise ValueError(f"{name} is {value}, expected at least 0")
+        if repeated_augmentation < 1:
+            raise ValueError(f"repeated_augmentation is {repeated_augmentation}, expected at least 1")
         if num_workers is not None and num_workers < 0:
             raise ValueError(f"num_workers is {num_workers}, expected at least 0")
         if not 0 < val_fraction < 1:
@@ -158,6 +179,7 @@ class TaskData(LightningDataModule):
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.seed = run_seed() if seed is None else seed
+        self.repeated_augmentation = repeated_augmentation
         self.split_seed = split_seed
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -183,6 +205,7 @@ class TaskData(LightningDataModule):
             seed=self.seed,
             rank=share["rank"],
             world_size=share["num_replicas"],
+            repeats=self.repeated_augmentation,
         )
         workers = self._workers()
         return EpochLoader(

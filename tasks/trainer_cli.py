@@ -71,10 +71,9 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in line:
         return f"out of memory, a smaller model or data.batch_size is needed: {line}"
     if "closed by peer" in line or "reset by peer" in line:
- process of this run has failed, and tells why"
+        return "another process of this run is gone: it has told why, or was killed"
     if lacking := re.search(r"Requirement '([^']+)' not met", line):  # a logger's package
         return f"{lacking[1]} is not installed: pip install '{lacking[1]}'"
->>>>>>> export
     expected = isinstance(error, ValueError | OSError | ModuleNotFoundError | MisconfigurationException)
     return line if expected or _raised_by_lightning(error) else None
 

@@ -1,10 +1,10 @@
-"""Images with one label each: the embedded handwritten digits, or a folder of folders."""
+"""Images with one label each: the embedded handwritten digits, CIFAR, or a folder of folders."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -18,26 +18,35 @@ from tqdm import tqdm
 from multimodal.data import Augmentation, ImagePreprocess, eval_transform, load_image, seeded, train_transform
 from multimodal.data.image import CropMode, Interpolation, Transform
 from tasks.data import Key, TaskData, stratified_split
+from tasks.vit.cifar import cifar
 from tasks.vit.folder import class_names, scan
 
 Samples = Sequence[tuple[str | Image.Image, str]]
 """Image, as a file or decoded, and the name of its class."""
 
-# Grey values of the 1,797 digits, and of photographs (ImageNet; grey by the weights of its three channels).
+DatasetName = Literal["digits", "folder", "cifar10", "cifar100"]
+
+# Grey values of the 1,797 digits; of photographs (ImageNet; grey by the weights of its three channels); of CIFAR.
 DIGITS_MEAN, DIGITS_STD = (0.305,), (0.376,)
 PHOTO_MEAN = {1: (0.459,), 3: (0.485, 0.456, 0.406)}
 PHOTO_STD = {1: (0.226,), 3: (0.229, 0.224, 0.225)}
+CIFAR_MEAN = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4865, 0.4409)}
+CIFAR_STD = {"cifar10": (0.2470, 0.2435, 0.2616), "cifar100": (0.2673, 0.2564, 0.2762)}
 
 NO_AUGMENTATION = Augmentation()
-# A mirrored digit is no digit.
-DIGITS_AUGMENTATION = Augmentation(rotation=10.0, translation=0.1, zoom=0.1)
-PHOTO_AUGMENTATION = Augmentation(crop_scale=(0.25, 1.0), horizontal_flip=0.5)
+AUGMENTATION = {
+    # A mirrored digit is no digit.
+    "digits": Augmentation(rotation=10.0, translation=0.1, zoom=0.1),
+    "folder": Augmentation(crop_scale=(0.25, 1.0), horizontal_flip=0.5),
+    "cifar10": Augmentation(crop_padding=4, horizontal_flip=0.5),
+    "cifar100": Augmentation(crop_padding=4, horizontal_flip=0.5),
+}
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
-    """Items `{"image": float32 [C, H, W], "label": int}`, by (epoch, index).
+    """Items `{"image": float32 [C, H, W], "label": int}`, by key or by index alone.
 
-    The transform draws its random numbers from (seed, epoch, index) alone.
+    The transform draws its random numbers from the seed and that key alone.
     """
 
     def __init__(self, samples: Samples, classes: list[str], transform: Transform, *, channels: int, seed: int) -> None:
@@ -52,14 +61,14 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
         # Trainer flags such as overfit_batches bring a sampler of their own, which knows no epoch.
-        epoch, index = key if isinstance(key, tuple) else (0, key)
-        image, label = self.samples[index]
-        return {"image": self._pixels(image, epoch, index), "label": self.positions[label]}
+        key = key if isinstance(key, tuple) else (0, key)
+        image, label = self.samples[key[1]]
+        return {"image": self._pixels(image, key), "label": self.positions[label]}
 
-    def _pixels(self, image: str | Image.Image, epoch: int, index: int) -> Tensor:
+    def _pixels(self, image: str | Image.Image, key: Key) -> Tensor:
         mode = "L" if self.channels == 1 else "RGB"
         decoded = load_image(image, self.channels) if isinstance(image, str) else image.convert(mode)
-        with seeded(self.seed, epoch, index):
+        with seeded(self.seed, *key):
             try:
                 return self.transform(decoded)
             except ValueError as error:
@@ -73,28 +82,34 @@ class ImageData(TaskData):
     on val; one without any of these is split by split_seed.
 
     Args:
+        dataset: folder of images; digits, the 1,797 handwritten ones of scikit-learn, a fifth of them for testing;
+            cifar10 or cifar100; None = folder where there is a root, else digits.
         root: Folder with train, val and perhaps test, each with a folder a class, or with just the folders of the
-            classes; None = the 1,797 handwritten digits of scikit-learn, a fifth of them for testing.
+            classes; for CIFAR the folder in which its own lies, or into which it is downloaded.
+        source: Where people get the data that belong into root; told where root is missing.
         image_size: Side, or height and width, of what the network sees, in pixels.
         channels: 1 for grey, 3 for colour.
-        mean: Subtracted from each channel, where white is 1; None = that of the digits, or of photographs.
-        std: What each channel is then divided by; None = that of the digits, or of photographs.
+        mean: Subtracted from each channel, where white is 1; None = that of the data set, or of photographs.
+        std: What each channel is then divided by; None = that of the data set, or of photographs.
         interpolation: How images are resized: nearest, bilinear, bicubic or lanczos.
         crop_pct: Share of the resized image's side that evaluation cuts out of its centre.
         crop_mode: center keeps the aspect ratio and loses edges, squash does not keep it.
         skip_corrupt: Decode every image before the start, and leave out and report those that cannot be read.
         labels: Class names in the order of a checkpoint's outputs; None = those of the data.
-        augment: Random changes in training; what is left None suits the digits, or photographs.
+        augment: Random changes in training; what is left None suits the data set.
         **loader: Options of the loaders and of the split.
 
     Raises:
-        ValueError: a folder without images, without classes, or with classes that `labels` or train do not have.
+        ValueError: a folder without images, without classes, or with classes that `labels` or train do not have; no
+            root where the data set needs one, or one where it takes none; CIFAR that cannot be downloaded.
     """
 
     def __init__(
         self,
         *,
+        dataset: DatasetName | None = None,
         root: str | None = None,
+        source: str | None = None,
         image_size: int | tuple[int, int],
         channels: int,
         mean: list[float] | None = None,
@@ -114,15 +129,16 @@ class ImageData(TaskData):
             if values is not None and len(values) != channels:
                 raise ValueError(
                     f"data.{name} has {len(values)} values, expected one for each of {channels} channels, "
-                    "or null for that of the digits or of photographs"
+                    "or null for that of the data set"
                 )
+        name = dataset or ("digits" if root is None else "folder")
+        self._found: dict[str, Any] = _find(name, root, source)
         self.root = root
-        self.in_memory = root is None
+        self.in_memory = name == "digits"
         self.skip_corrupt = skip_corrupt
         self.skipped: list[str] = []
-        self.augmentation = augment.over(DIGITS_AUGMENTATION if root is None else PHOTO_AUGMENTATION)
-        default_mean = DIGITS_MEAN * channels if root is None else PHOTO_MEAN[channels]
-        default_std = DIGITS_STD * channels if root is None else PHOTO_STD[channels]
+        self.augmentation = augment.over(AUGMENTATION[name])
+        default_mean, default_std = _color_range(name, channels)
         self.preprocess = ImagePreprocess(
             size=(image_size, image_size) if isinstance(image_size, int) else image_size,
             mean=default_mean if mean is None else tuple(mean),
@@ -131,7 +147,6 @@ class ImageData(TaskData):
             crop_pct=crop_pct,
             crop_mode=crop_mode,
         )
-        self._found: dict[str, Any] = digits() if root is None else scan(root)
         self.labels = self._class_order(labels)
 
     @property
@@ -167,7 +182,7 @@ class ImageData(TaskData):
             )
         if split == "test" and samples is self._splits["val"]:
             rank_zero_warn(f"data root {self.root}: no images for testing, so val is tested on")
-        if self.skip_corrupt and self.root is not None:
+        if self.skip_corrupt and isinstance(samples[0][0], str):
             samples = self._readable(split, samples)
         if split == "train":
             transform = train_transform(self.preprocess, self.augmentation)
@@ -222,6 +237,27 @@ def _error_of(image: Any, channels: int) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _find(name: str, root: str | None, source: str | None) -> dict[str, Any]:
+    """Samples by split."""
+    if name == "digits":
+        if root is not None:
+            raise ValueError(f"data.root is {root} and data.dataset digits, which need none: expected one of them")
+        return digits()
+    if root is None:
+        told = f"; the data come from {source}" if source else ""
+        raise ValueError(f"data.root is missing, expected --data.root FOLDER for data.dataset {name}{told}")
+    return scan(root) if name == "folder" else cifar(name, root)
+
+
+def _color_range(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel."""
+    if name == "digits":
+        return DIGITS_MEAN * channels, DIGITS_STD * channels
+    if name in CIFAR_MEAN and channels == 3:
+        return CIFAR_MEAN[name], CIFAR_STD[name]
+    return PHOTO_MEAN[channels], PHOTO_STD[channels]
 
 
 def digits() -> dict[str, Samples]:

@@ -1,15 +1,18 @@
 """The Lightning module of image classification."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchvision.transforms import v2
 
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.pretrained import Checkpoint, build_config, load_weights
 from tasks.base import Batch, TaskModule
+
+Criterion = Literal["cross_entropy", "binary_cross_entropy"]
 
 
 class ViTModule(TaskModule):
@@ -18,22 +21,59 @@ class ViTModule(TaskModule):
     task = "vit"
     model: ViT
 
-    def build(self, *, label_smoothing: float = 0.0, **model: Any) -> ViT:
+    def build(
+        self,
+        *,
+        criterion: Criterion = "cross_entropy",
+        label_smoothing: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        mix_probability: float = 1.0,
+        **model: Any,
+    ) -> ViT:
         """The model.
 
         Args:
+            criterion: The training loss; binary_cross_entropy asks of each class by itself whether it is in the image
+                (DeiT III, Touvron et al. 2022), of which a mixed image has two.
             label_smoothing: Share of each target that is spread over all classes.
+            mixup: Alpha of mixup's Beta distribution (Zhang et al. 2018); 0 = none. Beside cutmix either is as likely.
+            cutmix: Alpha of CutMix's Beta distribution (Yun et al. 2019); 0 = none.
+            mix_probability: Share of the batches that are mixed.
         """
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing is {label_smoothing}, expected a share in [0, 1)")
+        for name, value, right, expected in (
+            ("label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "a share in [0, 1)"),
+            ("mixup", mixup, 0 <= mixup < float("inf"), "at least 0"),
+            ("cutmix", cutmix, 0 <= cutmix < float("inf"), "at least 0"),
+            ("mix_probability", mix_probability, 0 <= mix_probability <= 1, "a share in [0, 1]"),
+        ):
+            if not right:
+                raise ValueError(f"{name} is {value}, expected {expected}")
+        self.criterion = criterion
         self.label_smoothing = label_smoothing
-        return ViT(ViTConfig(**model))
+        vit = ViT(ViTConfig(**model))
+        classes = vit.config.num_classes
+        mixers = [mixer(alpha=a, num_classes=classes) for mixer, a in ((v2.MixUp, mixup), (v2.CutMix, cutmix)) if a]
+        self.mix = v2.RandomApply([v2.RandomChoice(mixers)], p=mix_probability) if mixers else None
+        return vit
 
     def loss(self, batch: Batch) -> Tensor:
-        logits, labels = self.model(batch["image"]), batch["label"]
+        images, targets = batch["image"], batch["label"]
+        if self.mix is not None:
+            images, targets = self.mix(images, targets)  # targets [B], or [B, num_classes] where the batch is mixed
+        logits = self.model(images)
         if logits.dim() == 3:  # a distilled model trains both of its heads
-            logits, labels = logits.flatten(0, 1), labels.repeat_interleave(logits.shape[1])
-        return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+            targets = targets.repeat_interleave(logits.shape[1], dim=0)
+            logits = logits.flatten(0, 1)
+        if self.criterion == "binary_cross_entropy":
+            return self._binary(logits.float(), targets)
+        return cross_entropy(logits.float(), targets, label_smoothing=self.label_smoothing)
+
+    def _binary(self, logits: Tensor, targets: Tensor) -> Tensor:
+        classes = logits.shape[1]
+        present = (one_hot(targets, classes) if targets.dim() == 1 else targets > 0).to(logits.dtype)
+        smoothed = present * (1 - self.label_smoothing) + self.label_smoothing / classes
+        return binary_cross_entropy_with_logits(logits, smoothed)
 
     def metrics_of(self) -> dict[str, Metric]:
         names = ["loss", "accuracy"] + ["top5"] * (self.model.config.num_classes > 5)

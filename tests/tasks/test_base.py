@@ -10,6 +10,7 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from timm.optim import Lamb
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, Metric, MetricCollection
@@ -251,6 +252,33 @@ def test_four_epochs_are_two_and_two(tmp_path: Path) -> None:
     assert rest.rates == whole.rates[2 * STEPS :]
     assert whole.rates[0] < max(whole.rates) == 0.1
     assert equal(weights(uninterrupted), weights(resumed))
+
+
+def test_lamb_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"optimizer": "lamb", "lr": 0.1, "layer_decay": 0.5}
+    whole, rest = Trace(), Trace()
+    uninterrupted, resumed, other = ToyModule(**options), ToyModule(**options), ToyModule(lr=0.1, layer_decay=0.5)
+    other.load_state_dict(uninterrupted.state_dict())
+    running = trainer(tmp_path, whole, every_epoch(tmp_path), gradient_clip_val=1.0)
+    running.fit(uninterrupted, ToyData())
+    assert isinstance(running.optimizers[0], Lamb)
+    assert whole.rates[0] < max(whole.rates)
+    resuming = trainer(tmp_path, rest, gradient_clip_val=1.0)
+    resuming.fit(resumed, ToyData(), ckpt_path=tmp_path / "epoch=1.ckpt", weights_only=True)
+    assert rest.rates == whole.rates[2 * STEPS :]
+    assert equal(weights(uninterrupted), weights(resumed))
+    trainer(tmp_path, gradient_clip_val=1.0).fit(other, ToyData())
+    assert not equal(weights(uninterrupted), weights(other))
+    with pytest.raises(ValueError, match=r"model\.optimizer is adamw, expected lamb as in the run so far"):
+        trainer(tmp_path).fit(ToyModule(), ToyData(), ckpt_path=tmp_path / "epoch=1.ckpt", weights_only=True)
+
+
+def test_lamb_is_timms_with_decay_for_matrices_alone() -> None:
+    module = ToyModule(optimizer="lamb", weight_decay=0.3)
+    ours = module._optimizer()
+    assert {group["weight_decay"] for group in ours.param_groups} == {0.0, 0.3}
+    assert ours.defaults["max_grad_norm"] is None
+    assert ours.param_groups[0]["betas"] == (0.9, 0.999)
 
 
 def test_a_longer_run_is_said_and_follows_its_own_schedule(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

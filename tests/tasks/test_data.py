@@ -64,6 +64,24 @@ def test_fewer_training_samples_than_processes() -> None:
         EpochSampler(1, training=True, world_size=2)
 
 
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_repeats_come_in_a_row_and_are_dealt_out(processes: int) -> None:
+    options: dict[str, Any] = {"training": True, "seed": 1, "world_size": processes, "repeats": 3}
+    shares = [EpochSampler(20, rank=rank, **options) for rank in range(processes)]
+    assert {len(share) for share in shares} == {len(list(share)) for share in shares} == {20 // processes}
+    dealt = [key for step in zip(*shares, strict=True) for key in step]
+    order = [index for _, index in EpochSampler(20, training=True, seed=1)]
+    assert dealt == [(0, order[at // 3], at % 3) for at in range(20 - 20 % processes)]
+    for share in shares:
+        share.set_epoch(1)
+    assert [key[1] for key in shares[0]] != [key[1] for key in dealt[::processes]]
+
+
+def test_evaluation_knows_no_repeats() -> None:
+    sampler = EpochSampler(5, training=False, repeats=3)
+    assert list(sampler) == [(0, index) for index in range(5)]
+
+
 # ----------------------------------------------------------------------------------------------------- loaders
 
 
@@ -170,6 +188,7 @@ def test_the_seed_is_that_of_the_run_unless_given(monkeypatch: pytest.MonkeyPatc
     [
         ("batch_size", 0),
         ("num_workers", -1),
+        ("repeated_augmentation", 0),
         ("val_fraction", 0.0),
         ("val_fraction", 1.0),
         ("test_fraction", 0.95),

@@ -45,7 +45,7 @@ def epoch_of(data: ImageData, epoch: int = 0, split: str = "train") -> dict[int,
     loader = getattr(data, f"{split}_dataloader")()
     loader.sampler.set_epoch(epoch)
     images = torch.cat([batch["image"] for batch in loader])
-    return {index: image for (_, index), image in zip(loader.sampler, images, strict=True)}
+    return {key[1]: image for key, image in zip(loader.sampler, images, strict=True)}
 
 
 # ------------------------------------------------------------------------------------------------------ digits
@@ -255,6 +255,14 @@ def test_preprocessing_follows_the_channels(tmp_path: Path) -> None:
         ImageData(root=str(tmp_path), image_size=8, channels=2)
 
 
+def test_data_set_and_root_go_together(photos: str) -> None:
+    with pytest.raises(ValueError, match=r"data\.root is .* and data\.dataset digits, which need none"):
+        ImageData(dataset="digits", root=photos, **SMALL)
+    with pytest.raises(ValueError, match=r"--data\.root FOLDER for data\.dataset folder; the data come from the shop"):
+        ImageData(dataset="folder", source="the shop", **SMALL)
+    assert ImageData(dataset="folder", root=photos, **SMALL).labels == ["a", "b"]
+
+
 # ----------------------------------------------------------------------------------------------- damaged files
 
 
@@ -334,6 +342,17 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(photos: str) -> None
     assert same(images, epoch_of(first))
     assert not any(torch.equal(images[index], image) for index, image in epoch_of(first, epoch=1).items())
     assert not same(images, epoch_of(ready(root=photos, seed=2)))
+
+
+def test_the_repeats_of_an_image_differ(photos: str) -> None:
+    data = ready(root=photos, repeated_augmentation=2, batch_size=12)
+    (batch,) = data.train_dataloader()
+    keys = list(data.train_dataloader().sampler)
+    assert [key[2] for key in keys] == [0, 1] * 6
+    images = batch["image"]
+    assert all(not torch.equal(images[at], images[at + 1]) for at in range(0, 12, 2))
+    assert all(batch["label"][at] == batch["label"][at + 1] for at in range(0, 12, 2))
+    assert len(list(data.val_dataloader().sampler)) == len(files(data, "val")) == 2
 
 
 def test_persistent_workers_are_told_the_epoch(photos: str) -> None:

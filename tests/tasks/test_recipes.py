@@ -1,0 +1,59 @@
+"""Every recipe of configs/: trained for two steps through the command line, and refused without the data it needs."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from tasks.run import read_metrics
+from tests.tasks.commands import QUIET, ROOT, Run
+
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"), key=lambda path: path.name)
+NEEDS_ROOT = [path for path in RECIPES if "dataset" in yaml.safe_load(path.read_text()).get("data", {})]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes, with train and val."""
+    for split, count in (("train", 6), ("val", 2)):
+        for label in ("a", "b"):
+            folder = tmp_path / "photos" / split / label
+            folder.mkdir(parents=True)
+            for index in range(count):
+                seed = hashlib.sha256(f"{folder}{index}".encode()).digest()[0]
+                pixels = np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{index}.png")
+    return tmp_path / "photos"
+
+
+def test_there_are_recipes() -> None:
+    assert {path.stem for path in NEEDS_ROOT} >= {"vit_cifar10", "vit_clothing", "vit_imagenet"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_trains(recipe: Path, photos: Path, cifar: Path, tmp_path: Path, run: Run) -> None:
+    data = yaml.safe_load(recipe.read_text()).get("data", {})
+    root = {"folder": photos}.get(data.get("dataset"), cifar)
+    flags = ["--data.root", root] if recipe in NEEDS_ROOT else []
+    task = recipe.stem.split("_")[0]
+    result = run(
+        *("fit", task, "--config", recipe, *flags, *QUIET, "--data.batch_size", 4, "--data.num_workers", 0),
+        *("--trainer.max_steps", 2, "--trainer.limit_val_batches", 1, "--trainer.limit_test_batches", 1),
+        *("--trainer.log_every_n_steps", 1, "--trainer.default_root_dir", tmp_path / "runs"),
+    )
+    assert result.code == 0, result.err
+    (folder,) = (tmp_path / "runs" / task).iterdir()
+    losses = [row["train/loss_step"] for row in read_metrics(folder) if "train/loss_step" in row]
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("recipe", NEEDS_ROOT, ids=lambda path: path.stem)
+def test_a_recipe_says_where_its_data_come_from(recipe: Path, run: Run) -> None:
+    result = run("fit", recipe.stem.split("_")[0], "--config", recipe)
+    assert result.code == 2
+    assert "data.root is missing, expected --data.root FOLDER" in result.error
+    assert "https://" in result.error
