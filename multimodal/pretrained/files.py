@@ -143,7 +143,7 @@ def whole_file(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
         aside.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file whole or not at all."""
     with whole_file(path) as file:
         file.write(content)
