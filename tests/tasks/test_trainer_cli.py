@@ -263,6 +263,7 @@ def test_a_run_of_another_model_size_is_refused(run: Run, trained: Path) -> None
     [
         (["--freeze", "encoder.*"], "its optimizer has groups of [25, 14] parameters, expected [3, 2]"),
         (["--model.layer_decay", "0.5"], "--freeze and model.layer_decay stay as they are in a run"),
+        (["--model.optimizer", "lamb"], "model.optimizer is lamb, expected adamw as in the run so far"),
         (["--trainer.max_epochs", "-1"], "the run has no end, or no step"),
     ],
 )
