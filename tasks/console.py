@@ -10,7 +10,13 @@ from tasks.errors import one_line
 
 _PLAIN = warnings.formatwarning
 # Advertisements, and remarks on what is meant to be so.
-_MESSAGES = ("💡", "TPU available", "Loading `train_dataloader`", "Loaded model weights from the checkpoint")
+_MESSAGES = (
+    "💡",
+    "TPU available",
+    "Loading `train_dataloader`",
+    "Loaded model weights from the checkpoint",
+    "`weights_only` was not set",
+)
 _LOST = re.compile(r"Child process with PID \d+ terminated with code (?P<code>-?\d+)")
 _WARNINGS = (
     ".*Experiment logs directory .* exists and is not empty",  # it holds config.yaml

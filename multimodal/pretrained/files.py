@@ -137,7 +137,7 @@ def whole_file(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     except (OSError, RuntimeError) as error:
         cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save hides it behind its own
         if isinstance(cause, OSError):
-            raise OSError(cause.errno, f"not written: {cause.strerror or cause}", str(path)) from error
+            raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
         raise
     finally:
         aside.unlink(missing_ok=True)

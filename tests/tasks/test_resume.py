@@ -209,17 +209,36 @@ def test_intervals_of_saves_are_checked(run: Run, value: str) -> None:
         assert result.code == 2
 
 
+FILLING = """
+import resource, sys
+from tasks.checkpoints import LastCheckpoint
+from tasks.cli import main
+
+save = LastCheckpoint._save
+
+def save_and_fill(self, trainer):
+    save(self, trainer)
+    if self.path.is_file():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+LastCheckpoint._save = save_and_fill
+sys.exit(main(sys.argv[1:]))
+"""
+"""A limit on the size of files, from the first save on, does what a full disk does: a write fails in the middle."""
+
+
 def test_a_full_disk_is_one_line_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
-    """A limit on the size of files does what a full disk does: a write fails in the middle."""
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (150_000,) * 2)"
-    grow = ["--model.depth", "2", "--trainer.max_epochs", "3", "--trainer.default_root_dir", str(tmp_path)]
-    code = f"{limited}; from tasks.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "fit", "vit", *TINY["vit"], *grow]
+    flags = ["--save_every_n_steps", "1", "--trainer.default_root_dir", str(tmp_path)]
+    command = [sys.executable, "-c", FILLING, "fit", "vit", *TINY["vit"], *flags]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("multimodal: error:")]
-    assert "not written: File too large" in line
+    (run,) = (tmp_path / "vit").iterdir()
+    path = run / "checkpoints" / "last.ckpt"
+    assert line.endswith(f"File too large: '{path}'; the last good checkpoint is {path}")
     assert "Traceback" not in result.stderr
+    assert _last(run)["global_step"] == 1
+    assert {file.name for file in path.parent.iterdir()} == {"last.ckpt"}
 
 
 def test_a_run_that_diverges_names_the_last_good_checkpoint(
