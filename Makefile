@@ -7,7 +7,7 @@ EXTRAS := dev,peers,export
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format results wheel clean
+.PHONY: help setup demo test lint types format results clothing wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */\1|/' | awk -F'|' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -37,12 +37,19 @@ format: $(STAMP)  ## rewrite the sources as ruff formats them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about 10 minutes, on idle cores)
+results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about 30 minutes, on idle cores)
 	$(BIN)/python benchmarks/attention_kernels.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/vit_vs_timm.py
 	$(BIN)/python benchmarks/digits.py
 	$(BIN)/torchrun --nproc_per_node 2 benchmarks/validation_count.py
+	$(BIN)/python benchmarks/kills.py
+	$(BIN)/python benchmarks/fit_overhead.py
+
+clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothing ROOT=clothing-dataset-small
+	for seed in 0 1 2; do for which in ours timm recipe; do \
+	  $(BIN)/python benchmarks/clothing.py --which $$which --seed $$seed --root $(ROOT) || exit 1; done; done
+	$(BIN)/python benchmarks/clothing.py
 
 wheel: $(STAMP)  ## build the source distribution and, from it, the wheel
 	$(BIN)/python -m build
