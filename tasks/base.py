@@ -160,8 +160,12 @@ class TaskModule(LightningModule):
             self._check_divergence()
 
     def _check_divergence(self) -> None:
-        # In float16 a loss may overflow, and the step is then left out.
-        if self._diverged is not None and self._diverged >= 0 and self.trainer.precision != "16-mixed":
+        if self.trainer.precision == "16-mixed":
+            # A loss may overflow in float16: the step is left out, and the scale of the loss halved.
+            scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+            if scaler is not None and scaler.get_scale() < 1:
+                self._diverge("the loss overflows in float16 at any scale", self.global_step)
+        elif self._diverged is not None and self._diverged >= 0:
             self._diverge("train/loss is not finite", int(self._diverged))
 
     def _diverge(self, found: str, step: int) -> NoReturn:
@@ -286,7 +290,8 @@ class TaskModule(LightningModule):
         if self.global_rank == 0:  # the sums are those of all processes
             _restore_sums(self.train_metrics, checkpoint.get("train_metrics", {}))
         if self.hparams["ema_decay"] is None and "current_model_state" in checkpoint:
-            checkpoint["state_dict"] = checkpoint["current_model_state"]  # go on from the raw weights
+            rank_zero_info("model.ema_decay is null: the run goes on from the raw weights, its averages end here.")
+            checkpoint["state_dict"] = checkpoint["current_model_state"]
 
 
 def _sums(metrics: MetricCollection) -> dict[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from multimodal.pretrained.checkpoint import BEST, CHECKPOINTS, LAST, PREVIOUS
 from multimodal.pretrained.files import whole_file
-from tasks.run import is_first_process
+from tasks.run import count_rows, is_first_process
 
 _SAVE, _STOP = 1, 2
 
@@ -89,8 +89,8 @@ class LastCheckpoint(Callback):
         self.every_n_minutes = every_n_minutes
         self.signal = 0
         """The signal that this process got."""
-        self._saved = (0, 0)
-        """Optimizer steps and epochs that were done at the last save."""
+        self._saved = (0, 0, False)
+        """Where the last save was: optimizer steps and epochs that were done, and whether it was in a validation."""
         self._saved_at = self._started = time.monotonic()
         self._seconds_before = 0.0
 
@@ -105,13 +105,21 @@ class LastCheckpoint(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seconds_before = state_dict["seconds"]
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """How many rows of metrics.csv belong to what is done: a resumed run logs the later ones again."""
+        if self.path is None or not trainer.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            logger.save()
+        checkpoint["rows"] = count_rows(self.path.parents[1])
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         with suppress(NotImplementedError):  # a strategy with files of its own
             if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
                 trainer.strategy.checkpoint_io = WholeCheckpoints()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved = (trainer.global_step, trainer.current_epoch)
+        self._saved = _place(trainer)
         self._saved_at = self._started = time.monotonic()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -131,7 +139,8 @@ class LastCheckpoint(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        if fitting and trainer.world_size == 1:  # several processes may have unequally many batches
+        # Several processes may have unequally many batches, and could not agree.
+        if fitting and trainer.world_size == 1 and _has_stepped(trainer, trainer.fit_loop.epoch_loop.batch_progress):
             self._attend(trainer)
 
     def _attend(self, trainer: Trainer) -> None:
@@ -150,13 +159,10 @@ class LastCheckpoint(Callback):
         return self.every_n_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
 
     def _save(self, trainer: Trainer) -> None:
-        done = (trainer.global_step, trainer.current_epoch)
-        if self.path is None or done == self._saved:
-            return
-        for logger in trainer.loggers:
-            logger.save()  # before: a resumed run does not make these steps again
-        trainer.save_checkpoint(self.path)
-        self._saved, self._saved_at = done, time.monotonic()
+        place = _place(trainer)
+        if self.path is not None and place != self._saved:
+            trainer.save_checkpoint(self.path)
+            self._saved, self._saved_at = place, time.monotonic()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
@@ -180,11 +186,17 @@ def settle(progress: dict[str, Any], trainer: Trainer) -> None:
     epochs, batches = progress["epoch_progress"], progress["epoch_loop.batch_progress"]
     between_epochs = epochs["current"]["started"] == epochs["current"]["processed"]
     ended_batch = batches["current"]["completed"] < batches["current"]["processed"]
-    fetched_next = batches["current"]["ready"] > batches["current"]["processed"]
+    counted = batches["current"]["ready"] > batches["current"]["processed"]  # the next batch is there already
     _complete(batches)
     if between_epochs:
         _complete(epochs)
-        batches["current"] = dict.fromkeys(batches["current"], 0)
+        if batches["current"]["processed"] and not batches["is_last_batch"]:
+            # By max_steps or max_time: Lightning takes it for a whole epoch.
+            for part in ("total", "current"):
+                epochs[part] |= {name: epochs[part][name] - 1 for name in ("processed", "completed")}
+            between_epochs, counted = False, True
+        else:
+            batches["current"] = dict.fromkeys(batches["current"], 0)
     done = batches["current"]["processed"]
     batches["is_last_batch"] = done == trainer.num_training_batches
     for loader in progress["state_dict"].get("combined_loader", []):
@@ -198,8 +210,7 @@ def settle(progress: dict[str, Any], trainer: Trainer) -> None:
             validation[part] = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # begun, so to be done again
     if done % trainer.accumulate_grad_batches == 0 or batches["is_last_batch"]:
         # Resumed behind a batch at which validation is due, Lightning counts that batch's step for its loggers.
-        counted = progress["epoch_loop.state_dict"]
-        counted["_batches_that_stepped"] += -int(due) if fetched_next else int(not due)
+        progress["epoch_loop.state_dict"]["_batches_that_stepped"] += -int(due) if counted else int(not due)
 
 
 def go_on(trainer: Trainer) -> None:
@@ -210,6 +221,15 @@ def go_on(trainer: Trainer) -> None:
     # With max_steps it takes the end of an epoch for the middle of one.
     if fit.epoch_loop.batch_progress.current.ready == 0:
         fit.epoch_loop.restarting = False
+
+
+def _place(trainer: Trainer) -> tuple[int, int, bool]:
+    return trainer.global_step, trainer.current_epoch, trainer.validating
+
+
+def _has_stepped(trainer: Trainer, batches: Any) -> bool:
+    """Whether no gradient is waiting for the batches that come."""
+    return batches.is_last_batch or batches.current.ready % trainer.accumulate_grad_batches == 0
 
 
 def _complete(progress: dict[str, Any]) -> None:

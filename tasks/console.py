@@ -22,6 +22,7 @@ _WARNINGS = (
     ".*Experiment logs directory .* exists and is not empty",  # it holds config.yaml
     ".*Checkpoint directory .* exists and is not empty",  # a resumed run's
     ".*WeightAveraging doesn't support sharding model layers",  # nor is it ever used with them
+    ".*Please add the following callbacks: \\['EMA'\\]",  # said better by TaskModule
     ".*isinstance.treespec, LeafSpec.* is deprecated",  # inside Lightning
 )
 
@@ -31,7 +32,8 @@ def quiet_lightning() -> None:
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     warnings.formatwarning = _one_line_warning
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_wanted)
+    for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors.checkpoint_connector"):
+        logging.getLogger(name).addFilter(_wanted)
     logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script").addFilter(_as_error)
 
 
@@ -63,7 +65,7 @@ def table(rows: Mapping[str, Any]) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.4f}"
+        return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
     if isinstance(value, int):
         return f"{value:,}"
     return "-" if value is None else str(value)

@@ -5,12 +5,14 @@ import os
 import signal
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric.utilities.data import suggested_max_num_workers
 from pytorch_lightning import LightningDataModule
+from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 Key = tuple[int, int] | tuple[int, int, int]
@@ -98,18 +100,23 @@ class EpochLoader(DataLoader[Any]):
         sampler = self.sampler
         names = ("seed", "world_size", "repeats") if isinstance(sampler, EpochSampler) else ()
         order = {name: getattr(sampler, name) for name in names}
-        return {"samples": len(self.dataset), "batch_size": self.batch_size, **order}  # type: ignore[arg-type]
+        data = getattr(self.dataset, "fingerprint", None)
+        return {"samples": len(self.dataset), "data": data, "batch_size": self.batch_size, **order}  # type: ignore[arg-type]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Start `epoch` behind the `batches` that are done; ValueError where these were other ones than now."""
         for name, now in self.state_dict().items():
-            if state["batches"] and state[name] != now:
+            if state["batches"] and state.get(name) != now:
                 raise ValueError(
-                    f"the run was saved behind batch {state['batches']} of an epoch, with {name} {state[name]}; now it "
-                    f"is {now}, expected the same until that epoch ends"
+                    f"the run was saved behind batch {state['batches']} of an epoch, with {name} {state.get(name)}; "
+                    f"now it is {now}, expected the same until that epoch ends"
                 )
         if isinstance(self.sampler, EpochSampler):
             self.sampler.leave_out(state["epoch"], state["batches"] * state["batch_size"])
+            if state["data"] != self.state_dict()["data"]:
+                rank_zero_warn("the training data, or their split, are not those that the run has had so far")
+        elif state["batches"]:
+            raise ValueError("with trainer.overfit_batches a run cannot go on from the middle of an epoch")
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:
@@ -130,8 +137,12 @@ class EpochLoader(DataLoader[Any]):
 
 def outlive_signals(worker: int) -> None:
     """In a loader's worker: leave Ctrl-C to the run, which still needs batches until it stops, and SIGTERM once."""
+
+    def once(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL) and None)
+    signal.signal(signal.SIGTERM, once)
 
 
 class TaskData(LightningDataModule):
@@ -139,8 +150,8 @@ class TaskData(LightningDataModule):
 
     Args:
         batch_size: Samples a batch, on each process.
-        num_workers: Processes that prepare batches; None = none where the data are in memory, else one a spare core, up
-            to 8.
+        num_workers: Processes that prepare batches; None = none where that is quick (embedded data), else one a spare
+            core, up to 8.
         seed: Decides the order of the samples and their augmentation; None = that of the run (seed_everything).
         repeated_augmentation: How often an image comes in a training epoch, each time augmented anew; the epoch keeps
             its length and has the fewer images.

@@ -1,7 +1,7 @@
 """A run's folder: where it is, what is written into it, and how a run is found again.
 
-runs/<task>/<run>/: config.yaml, checkpoints/ (best.ckpt, last.ckpt, previous.ckpt), metrics.csv, TensorBoard events,
-curves.png, summary.json.
+runs/<task>/<run>/: config.yaml, checkpoints/ (best.ckpt, last.ckpt, previous.ckpt), metrics.csv, TensorBoard events
+and their hparams.yaml, curves.png, summary.json, and .lock, which a process holds while it trains there.
 """
 
 import csv
@@ -63,30 +63,53 @@ def create_run(root: Path, task: str) -> Path:
 
 
 def find_run(source: str) -> Path | None:
-    """The run that a path means: the folder itself, or the one whose checkpoint it is."""
+    """The run that a path means: the folder itself, its folder of checkpoints, or one of these."""
     path = Path(source).expanduser()
-    folder = path.parent.parent if path.parent.name == CHECKPOINTS else path
-    return folder if (folder / CONFIG).is_file() else None
+    place = path.absolute()
+    if place.name == CHECKPOINTS:
+        path = place.parent
+    elif place.parent.name == CHECKPOINTS:
+        path = path.parent.parent if path.parent.name == CHECKPOINTS else place.parent.parent
+    return path if (path / CONFIG).is_file() else None
 
 
-def resume_point(source: str) -> tuple[Path, Path]:
-    """(run folder, checkpoint) to go on from: the last that is not damaged; ValueError where there is none."""
+def run_to_resume(source: str) -> Path:
+    """The run to go on with; ValueError where there is none."""
     run = find_run(source)
     if run is None:
         raise ValueError(f"--resume {source}: no run there, expected a folder with {CONFIG}, or a checkpoint in one")
+    return run
+
+
+def resume_point(run: Path, source: str) -> Path:
+    """The checkpoint to go on from: the one that is named, or the last that is not damaged, others being set aside.
+
+    ValueError where there is none.
+    """
     given = Path(source).expanduser()
-    candidates = [given] if given.is_file() else [run / CHECKPOINTS / name for name in (LAST, PREVIOUS, BEST)]
+    if given.is_file():
+        check_torch(given)
+        return given
+    if not given.is_dir():
+        there = ", ".join(sorted(path.name for path in (run / CHECKPOINTS).glob("*.ckpt"))) or "none"
+        raise ValueError(f"--resume {source}: no such checkpoint, there are {there}")
     damages = []
-    for checkpoint in filter(Path.is_file, candidates):
+    for checkpoint in (run / CHECKPOINTS / name for name in (LAST, PREVIOUS, BEST)):
+        if not checkpoint.is_file():
+            continue
         try:
             check_torch(checkpoint)
         except ValueError as error:
-            damages.append(str(error))
+            damages.append((checkpoint, str(error)))
             continue
         if damages:
-            rank_zero_warn(f"{'; '.join(damages)}; the run goes on from {checkpoint.name}")
-        return run, checkpoint
-    raise ValueError("; ".join(damages) or f"--resume {source}: the run has not saved {CHECKPOINTS}/{LAST} yet")
+            rank_zero_warn(f"{'; '.join(text for _, text in damages)}; the run goes on from {checkpoint.name}")
+        if is_first_process():
+            for damaged, _ in damages:  # or the next save would put it in the place of the one before
+                damaged.replace(damaged.with_name(f"{damaged.name}.damaged"))
+        return checkpoint
+    told = "; ".join(text for _, text in damages)
+    raise ValueError(told or f"--resume {source}: the run has not saved {CHECKPOINTS}/{LAST} yet")
 
 
 def lock_run(run: Path) -> FileLock:
@@ -96,23 +119,33 @@ def lock_run(run: Path) -> FileLock:
         lock.acquire()
     except Timeout:
         raise ValueError(f"{run}: another process is training in this run; each needs one of its own") from None
+    for part in (run / CHECKPOINTS).glob(".*.part"):  # what a killed process was writing
+        part.unlink()
     return lock
 
 
-class WriteConfig(Callback):
-    """Writes config.yaml when training starts: a run that cannot go on as it was told to keeps the one it has.
+class BeginRun(Callback):
+    """Writes config.yaml and cuts metrics.csv when training starts: a run that cannot go on as told keeps both.
 
     Loggers, which hear of the model's options from Lightning, are told the seed, the data and where the run is; only
     the last where a run goes on, since MLflow refuses a value that differs from an earlier one.
+
+    Args:
+        run: the run's folder.
+        config: what config.yaml is to hold.
+        rows: rows of metrics.csv to keep; None = all.
     """
 
-    def __init__(self, run: Path, config: str) -> None:
+    def __init__(self, run: Path, config: str, rows: int | None) -> None:
         self.run = run
         self.config = config
+        self.rows = rows
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             write_whole(self.run / CONFIG, self.config.encode())
+            if self.rows is not None and (lines := _lines(self.run)):
+                write_whole(self.run / METRICS, "".join(lines[: self.rows + 1]).encode())
         told = {"run": str(self.run)}
         if trainer.ckpt_path is None:
             config = yaml.safe_load(self.config)
@@ -121,24 +154,33 @@ class WriteConfig(Callback):
             logger.log_hyperparams(told)
 
 
-def loggers(run: Path, chosen: Any, resumed_step: int | None = None) -> list[Logger]:
-    """metrics.csv, with the rows before the step at which a run is resumed, and TensorBoard events.
+def loggers(run: Path, chosen: Any) -> list[Logger]:
+    """metrics.csv, with the rows that it has, and TensorBoard events.
 
     `chosen`, the value of --trainer.logger, takes TensorBoard's place; false means no logger at all.
     """
     if chosen is False:
         return []
     place: dict[str, Any] = {"save_dir": run.parent, "name": "", "version": run.name}
-    if chosen is None or chosen is True:
-        chosen = TensorBoardLogger(**place, purge_step=resumed_step)
     rows = _rows(run)  # before the logger starts a new file
     table = CSVLogger(**place)
-    if resumed_step is not None:
-        for row in rows:
-            if int(step := row.pop("step")) < resumed_step:
-                table.log_metrics(row, step=int(step))  # type: ignore[arg-type]
+    for row in rows:
+        table.log_metrics(row, step=int(row.pop("step")))  # type: ignore[arg-type]
+    if rows:
         table.save()
+    if chosen is None or chosen is True:
+        chosen = TensorBoardLogger(**place)
     return [table, *(chosen if isinstance(chosen, list) else [chosen])]
+
+
+def count_rows(run: Path) -> int:
+    """Rows of metrics.csv."""
+    return max(0, len(_lines(run)) - 1)
+
+
+def _lines(run: Path) -> list[str]:
+    path = run / METRICS
+    return path.read_text().splitlines(keepends=True) if path.is_file() else []
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -183,4 +225,4 @@ def _is_whole(row: dict[str, str]) -> bool:
 
 def write_summary(run: Path, summary: Mapping[str, Any]) -> None:
     """summary.json."""
-    (run / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    write_whole(run / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())

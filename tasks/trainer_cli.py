@@ -17,6 +17,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Checkpoint as CheckpointCallback
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -25,6 +26,7 @@ from multimodal import pretrained
 from multimodal.pretrained import load_weights
 from multimodal.pretrained.checkpoint import best_checkpoint
 from multimodal.pretrained.files import read_torch
+from multimodal.pretrained.record import plain_config
 from tasks.checkpoints import BestCheckpoint, LastCheckpoint
 from tasks.console import quiet_lightning, table
 from tasks.curves import draw_curves
@@ -35,7 +37,7 @@ from tasks.registry import Task
 from tasks.run import (
     CONFIG,
     LOCK,
-    WriteConfig,
+    BeginRun,
     create_run,
     find_run,
     is_first_process,
@@ -43,6 +45,7 @@ from tasks.run import (
     loggers,
     read_config,
     resume_point,
+    run_to_resume,
     write_summary,
 )
 from tasks.sharding import choose_strategy
@@ -70,7 +73,7 @@ def _explain(error: Exception) -> str | None:
     line = one_line(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in line:
         return f"out of memory, a smaller model or data.batch_size is needed: {line}"
-    if "closed by peer" in line or "reset by peer" in line:
+    if isinstance(error, RuntimeError) and ("closed by peer" in line or "reset by peer" in line):
         return "another process of this run is gone: it has told why, or was killed"
     if lacking := re.search(r"Requirement '([^']+)' not met", line):  # a logger's package
         return f"{lacking[1]} is not installed: pip install '{lacking[1]}'"
@@ -101,6 +104,7 @@ class TaskCLI(LightningCLI):
         self.run_folder: Path | None = None
         self.resume_from: Path | None = None
         self.resumed_step: int | None = None
+        self.resumed_rows: int | None = None
         self.last_checkpoint = LastCheckpoint(None, None, None)
         program = f"multimodal {verb} {task.name}"
         super().__init__(
@@ -172,7 +176,8 @@ class TaskCLI(LightningCLI):
         if "" in sources.values():
             raise ValueError(f"--{next(iter(sources))} is empty, expected {pretrained.FORMATS}")
         if "resume" in sources:
-            self.run_folder, self.resume_from = resume_point(sources["resume"])
+            self.run_folder = self._lock(run_to_resume(sources["resume"]))  # before the checkpoint is looked at
+            self.resume_from = resume_point(self.run_folder, sources["resume"])
         self.source = str(self.resume_from or next(iter(sources.values())))
         starts_anew = self.verb == "fit" and self.resume_from is None
         self.checkpoint = pretrained.read(self.source, task=self.task.name)
@@ -208,16 +213,17 @@ class TaskCLI(LightningCLI):
             if self.resume_from is not None:
                 raise ValueError("--resume and a trial (fast_dev_run, barebones): expected one of them")
             return super().instantiate_trainer(**kwargs)
-        folder = self.run_folder = self.run_folder or create_run(Path(options["default_root_dir"]), self.task.name)
-        if is_first_process():
-            self.held.enter_context(lock_run(folder))
-        saves = options["enable_checkpointing"] is not False
+        if self.run_folder is None:
+            self.run_folder = self._lock(create_run(Path(options["default_root_dir"]), self.task.name))
+        folder, saves = self.run_folder, options["enable_checkpointing"] is not False
+        if any(isinstance(callback, ModelCheckpoint) and callback.save_last for callback in callbacks):
+            raise ValueError("trainer.callbacks: save_last of a ModelCheckpoint would replace the run's own last.ckpt")
         if saves:
             callbacks = [*callbacks, BestCheckpoint(folder, f"val/{self.task.metric}", self.task.mode)]
         intervals = self.config.save_every_n_steps, self.config.save_every_n_minutes
         self.last_checkpoint = LastCheckpoint(folder if saves else None, *intervals)
-        callbacks = [*callbacks, WriteConfig(folder, self._config_text()), self.last_checkpoint]
-        kwargs |= {"callbacks": callbacks, "logger": loggers(folder, options["logger"], self.resumed_step)}
+        callbacks = [*callbacks, BeginRun(folder, self._config_text(), self.resumed_rows), self.last_checkpoint]
+        kwargs |= {"callbacks": callbacks, "logger": loggers(folder, options["logger"])}
         try:
             return super().instantiate_trainer(default_root_dir=folder, **kwargs)
         except BaseException:
@@ -226,9 +232,15 @@ class TaskCLI(LightningCLI):
                 folder.rmdir()
             raise
 
+    def _lock(self, run: Path) -> Path:
+        if is_first_process():
+            self.held.enter_context(lock_run(run))
+        return run
+
     def _load_weights(self) -> None:
         """Start from the checkpoint; said here, before a run folder is made, if something does not fit."""
         if self.resume_from is not None and self.checkpoint is not None:
+            self._check_model(self.checkpoint)
             load_weights(self.model.model, self.checkpoint.state_dict, self.source)  # Lightning will load them again
         elif self.checkpoint is not None:
             labels = getattr(self.datamodule, "labels", None) if self.verb == "fit" else None
@@ -242,6 +254,17 @@ class TaskCLI(LightningCLI):
             if self.resume_from is not None:
                 self._check_optimizer(self.resume_from, sizes)
 
+    def _check_model(self, checkpoint: pretrained.Checkpoint) -> None:
+        """ValueError where flags make another model of a run's, also one with the same weights."""
+        config = self.model.model.config
+        for name, now in plain_config(config).items():
+            had = checkpoint.config.get(name)
+            if had != now and name not in config.TRAINING_ONLY:
+                raise ValueError(
+                    f"{self.source}: its model has {name} {had}, expected {now}; a run keeps its model, to change it "
+                    "start with --init"
+                )
+
     def _check_optimizer(self, checkpoint: Path, sizes: list[int]) -> None:
         saved = read_torch(checkpoint)
         if not saved.get("optimizer_states"):
@@ -252,7 +275,7 @@ class TaskCLI(LightningCLI):
                 f"{checkpoint}: its optimizer has groups of {had} parameters, expected {sizes}; --freeze and "
                 "model.layer_decay stay as they are in a run, to change them start with --init"
             )
-        self.resumed_step = saved["global_step"]
+        self.resumed_step, self.resumed_rows = saved["global_step"], saved.get("rows")
 
     def _config_text(self) -> str:
         config = self.config.clone()
@@ -269,12 +292,13 @@ class TaskCLI(LightningCLI):
         seconds = self.last_checkpoint.seconds
         if self.resumed_step == self.trainer.global_step:
             rank_zero_warn(
-                f"{self.run_folder} had all its {self.resumed_step} steps behind it; more of trainer.max_epochs or "
-                "trainer.max_steps makes it longer"
+                f"{self.run_folder} had all its {self.resumed_step} steps behind it; more of trainer.max_epochs, "
+                "trainer.max_steps or trainer.max_time makes it longer"
             )
         # A process that did not make the folder hears its name from the one that did.
         folder = self.trainer.strategy.broadcast(self.run_folder)
-        best = best_checkpoint(folder) if folder else None
+        # What was trained without checkpoints is tested as it is.
+        best = best_checkpoint(folder) if folder and self.last_checkpoint.path else None
         # Loaded by the strategy, which knows how the weights lie.
         results = self._measure("test", best)
         if not self.trainer.is_global_zero:

@@ -6,7 +6,7 @@ B batch, N tokens, D embed_dim
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,11 @@ from multimodal.blocks.residual import NormKind, NormOrder, Residual, build_norm
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
     """What a stack of blocks is made of. A field that says "or one per layer" takes one value or `depth` of them."""
+
+    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset(
+        {"dropout", "mlp_dropout", "attention_dropout", "drop_path", "activation_checkpointing"}
+    )
+    """Fields that alter how a model learns, not what it computes: they may change while it is trained."""
 
     embed_dim: int = 384
     """Width of the tokens."""

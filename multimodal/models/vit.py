@@ -5,7 +5,7 @@ B batch, C channels, (H, W) image size, (h, w) grid of patches, P prefix tokens,
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig(StackConfig):
     """A Vision Transformer: the stack's fields and what is around it."""
+
+    TRAINING_ONLY: ClassVar[frozenset[str]] = StackConfig.TRAINING_ONLY | {"head_dropout", "patch_dropout"}
 
     norm_eps: float = 1e-6
     """Epsilon of every norm."""

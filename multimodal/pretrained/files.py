@@ -8,7 +8,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -134,6 +134,7 @@ def whole_file(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
         if keep is not None and path.exists():
             path.replace(keep)
         aside.replace(path)
+        _flush_folder(path.parent)
     except (OSError, RuntimeError) as error:
         cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save hides it behind its own
         if isinstance(cause, OSError):
@@ -141,6 +142,16 @@ def whole_file(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
         raise
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Bring a new name to the disk, on systems that can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:

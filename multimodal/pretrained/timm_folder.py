@@ -31,9 +31,8 @@ _ARCHITECTURES: tuple[tuple[str, dict[str, Any], bool], ...] = (
     ("deit_base_distilled_patch16_224", {}, True),
 )
 _NOT_COMPARED = {
-    # rates, and what else only training uses
-    *("dropout", "mlp_dropout", "attention_dropout", "drop_path", "head_dropout", "patch_dropout"),
-    *("init", "layer_scale", "activation_checkpointing"),
+    *ViTConfig.TRAINING_ONLY,
+    *("init", "layer_scale"),  # how weights begin
     # made sure of by `require_timm`
     *("attention", "attention_options", "num_kv_heads", "key_bias", "rope", "rope_base"),
     "mlp_ratio",  # compared as shapes of weights

@@ -3,8 +3,9 @@
 import http.client
 from pathlib import Path
 
+from filelock import FileLock
 from PIL import Image
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
+from pytorch_lightning.utilities import rank_zero_info
 from torchvision.datasets import CIFAR10, CIFAR100
 
 ARCHIVES: dict[str, type[CIFAR10]] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
@@ -22,8 +23,13 @@ def cifar(name: str, root: str) -> dict[str, Samples]:
         ValueError: neither there nor to be had.
     """
     archive = ARCHIVES[name]
+    if Path(root).exists() and not Path(root).is_dir():
+        raise ValueError(f"data root {root}: a file, expected a folder for {archive.base_folder}")
     if not _is_whole(archive, root):
-        _download(archive, root)
+        Path(root).mkdir(parents=True, exist_ok=True)
+        with FileLock(Path(root, f".{name}.lock")):  # other processes wait, and then find it
+            if not _is_whole(archive, root):
+                _download(archive, root)
     return {split: _samples(archive(root, train=split == "train")) for split in ("train", "test")}
 
 
@@ -37,10 +43,6 @@ def _is_whole(archive: type[CIFAR10], root: str) -> bool:
 
 def _download(archive: type[CIFAR10], root: str) -> None:
     wanted = f"data root {root}: no whole {archive.base_folder} in it"
-    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
-        raise ValueError(f"{wanted}, expected the data before several processes start")
-    if Path(root).exists() and not Path(root).is_dir():
-        raise ValueError(f"data root {root}: a file, expected a folder for {archive.base_folder}")
     rank_zero_info(f"{wanted}: downloading {archive.url}")
     try:
         archive(root, download=True)

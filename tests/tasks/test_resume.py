@@ -31,6 +31,10 @@ HARD = [
 CASES = {
     "plain": [],
     "validation within the epoch": ["--trainer.val_check_interval", "0.5", "--trainer.accumulate_grad_batches", "2"],
+    "validation between accumulations": [
+        *("--trainer.val_check_interval", "4", "--trainer.accumulate_grad_batches", "2"),
+        *("--trainer.check_val_every_n_epoch", "null"),
+    ],
     "workers": ["--data.num_workers", "2", "--data.batch_size", "400"],
     "counted in steps": ["--trainer.max_steps", "9", "--trainer.max_epochs", "-1"],
     "validation every other epoch": ["--trainer.check_val_every_n_epoch", "2"],
@@ -79,7 +83,7 @@ def test_a_run_goes_on_from_every_checkpoint(
     (run,) = (tmp_path / task).iterdir()
     moments = sorted(copies.iterdir())
     assert len(moments) >= 4
-    # All of them were tried once; these are each kind: the first step, around the end of an epoch, the end.
+    # One of each kind: the first step, around the end of an epoch, the end.
     middle = len(moments) // 2
     for copy in {moments[index] for index in (0, middle - 1, middle, middle + 1, -2, -1)}:
         assert main(["fit", task, "--resume", str(copy), *QUIET]) == 0
@@ -143,6 +147,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(run: Run, copy: Path)
     with pytest.warns(UserWarning, match=r"last.ckpt: damaged \(checksum of .*; the run goes on from previous.ckpt"):
         assert run("fit", "vit", "--resume", copy, *QUIET).code == 0
     assert _last(copy)["global_step"] == 12
+    assert torch.load(previous, weights_only=True)["global_step"] == 6
+    assert last.with_name("last.ckpt.damaged").is_file()
 
 
 def test_a_run_of_damaged_checkpoints_is_refused(run: Run, copy: Path) -> None:
@@ -187,6 +193,75 @@ def test_what_decides_the_batches_does_not_change_within_an_epoch(
     checkpoint = f"{folder.relative_to(tmp_path)}/checkpoints/last.ckpt"
     assert error == f"a damaged image; the last good checkpoint is {checkpoint}"
     assert message in run("fit", "vit", "--resume", folder, *QUIET, *flags).error
+
+
+def test_a_run_that_max_steps_cut_short_goes_on_in_its_epoch(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("fit", "vit", *TINY["vit"], "--trainer.max_steps", "8").code == 0
+    (folder,) = (tmp_path / "runs" / "vit").iterdir()
+    assert run("fit", "vit", "--resume", folder, "--trainer.max_steps", "14", *QUIET).code == 0
+    saved = _last(folder)
+    (loader,) = saved["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    assert (saved["global_step"], loader["epoch"], loader["batches"]) == (14, 2, 2)
+    steps = [row["step"] for row in read_metrics(folder) if "val/loss" in row]
+    assert steps == [5, 11]
+
+
+def test_a_signal_in_a_validation_within_an_accumulation_loses_no_gradient(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six batches, two a step, and a validation behind the third."""
+    monkeypatch.chdir(tmp_path)
+    flags = [*TINY["vit"], *HARD, "--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "0.5"]
+    assert run("fit", "vit", *flags, "--trainer.default_root_dir", "whole").code == 0
+    evaluate = ViTModule.evaluate
+
+    def interrupted(self: ViTModule, *arguments: Any) -> None:
+        if self.trainer.fit_loop.total_batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        evaluate(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ViTModule, "evaluate", interrupted)
+        assert run("fit", "vit", *flags).code == 143
+    (folder,), (whole,) = (list((tmp_path / name / "vit").iterdir()) for name in ("runs", "whole"))
+    assert run("fit", "vit", "--resume", folder, *QUIET).code == 0
+    _assert_equal(folder, whole)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("checkpoints/bset.ckpt", "no such checkpoint, there are best.ckpt, last.ckpt, previous.ckpt"),
+        ("nothing", "no run there, expected a folder with config.yaml, or a checkpoint in one"),
+    ],
+)
+def test_a_mistyped_checkpoint_is_refused(run: Run, copy: Path, source: str, message: str) -> None:
+    assert run("fit", "vit", "--resume", copy / source, *QUIET).error == f"--resume {copy / source}: {message}"
+
+
+@pytest.mark.parametrize("place", [".", "checkpoints", "checkpoints/last.ckpt"])
+def test_a_run_is_found_from_within(run: Run, copy: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.chdir((copy / place) if (copy / place).is_dir() else (copy / place).parent)
+    source = "." if (copy / place).is_dir() else "last.ckpt"
+    with pytest.warns(UserWarning, match="had all its 12 steps behind it"):
+        assert run("fit", "vit", "--resume", source, *QUIET).code == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "had"), [("num_heads", "4", "2"), ("norm_order", "post", "pre"), ("depth", "3", "2")]
+)
+def test_a_run_keeps_its_model(run: Run, copy: Path, flag: str, value: str, had: str) -> None:
+    error = run("fit", "vit", "--resume", copy, f"--model.{flag}", value, *QUIET).error
+    assert f"last.ckpt: its model has {flag} {had}, expected {value}; a run keeps its model" in error
+
+
+def test_other_data_are_said(run: Run, copy: Path) -> None:
+    with pytest.warns(UserWarning, match="the training data, or their split, are not those that the run has had"):
+        result = run("fit", "vit", "--resume", copy, "--trainer.max_epochs", "3", "--data.split_seed", "7", *QUIET)
+    assert result.code == 0
 
 
 def test_a_finished_run_says_so(run: Run, copy: Path) -> None:

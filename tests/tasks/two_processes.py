@@ -31,8 +31,8 @@ from tasks.trainer_cli import TaskCLI
 from tests.tasks import commands
 from tests.tasks.commands import SMALL
 
-TWO = {"accelerator": "cpu", "devices": 2, "use_distributed_sampler": False}
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+ON_TWO = {"accelerator": "cpu", "devices": 2, "use_distributed_sampler": False}
+SILENT = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 def built(task: Task, *flags: str) -> tuple[TaskModule, TaskData]:
@@ -83,7 +83,7 @@ class Recorder(Callback):
 def one_step(task: Task, strategy: str, accumulated: int, *flags: str) -> Recorder:
     module, data = built(task, "--model.ema_decay", "null", *flags)
     recorder = Recorder()
-    options = {**TWO, **QUIET, "limit_val_batches": 0, "max_steps": 1, "accumulate_grad_batches": accumulated}
+    options = {**ON_TWO, **SILENT, "limit_val_batches": 0, "max_steps": 1, "accumulate_grad_batches": accumulated}
     Trainer(strategy=strategy, callbacks=[recorder], **options).fit(module, data)
     return recorder
 
@@ -126,7 +126,7 @@ class First(Dataset[Any]):
 
 def validation(task: Task, size: int) -> dict[str, Any]:
     """How often each of `size` samples is read, over all processes, and the metrics."""
-    read, results = validated(task, size, strategy="ddp", **TWO)
+    read, results = validated(task, size, strategy="ddp", **ON_TWO)
     every = sum(gathered(read), Counter())
     return {"read": [every[index] for index in range(size)], "total": every.total(), "metrics": results}
 
@@ -136,7 +136,7 @@ def validated(task: Task, size: int, **options: Any) -> tuple[Counter[int], dict
     module, data = built(task, "--data.batch_size", "2")
     data.setup("fit")
     samples = data.datasets["val"] = First(data.datasets["val"], size)
-    (results,) = Trainer(**QUIET, **options).validate(module, data, verbose=False)
+    (results,) = Trainer(**SILENT, **options).validate(module, data, verbose=False)
     return samples.read, results
 
 
