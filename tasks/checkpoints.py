@@ -216,8 +216,10 @@ def settle(progress: dict[str, Any], trainer: Trainer) -> None:
 def go_on(trainer: Trainer) -> None:
     """Put right, when training starts, what Lightning makes of a settled checkpoint."""
     fit = trainer.fit_loop
-    # It misses this where the length of the run was asked for before the checkpoint was read.
-    fit._load_combined_loader_states()
+    # It leaves this out between epochs, and where the length of the run was asked for before the checkpoint was read.
+    if fit._combined_loader is not None and fit._combined_loader_states_to_load:
+        fit._combined_loader._load_state_dicts(fit._combined_loader_states_to_load)
+        fit._combined_loader_states_to_load = []
     # With max_steps it takes the end of an epoch for the middle of one.
     if fit.epoch_loop.batch_progress.current.ready == 0:
         fit.epoch_loop.restarting = False

@@ -59,7 +59,13 @@ def _assert_equal(run: Path, expected: Path) -> None:
     assert str(ours["optimizer_states"]) == str(theirs["optimizer_states"])
     for part in ("epoch_loop.state_dict", "epoch_loop.batch_progress", "epoch_progress"):
         assert ours["loops"]["fit_loop"][part] == theirs["loops"]["fit_loop"][part]
-    assert read_metrics(run) == read_metrics(expected)
+    assert _logged(run) == _logged(expected)
+
+
+def _logged(run: Path) -> list[dict[str, float]]:
+    """All rows; without the epoch of the final test, which counts one that max_steps cut short, or does not."""
+    rows = read_metrics(run)
+    return [{name: row[name] for name in row if name != "epoch" or "test/loss" not in row} for row in rows]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -265,7 +271,7 @@ def test_other_data_are_said(run: Run, copy: Path) -> None:
 
 
 def test_a_finished_run_says_so(run: Run, copy: Path) -> None:
-    with pytest.warns(UserWarning, match="copy had all its 12 steps behind it; more of trainer.max_epochs or"):
+    with pytest.warns(UserWarning, match="copy had all its 12 steps behind it; more of trainer.max_epochs"):
         assert run("fit", "vit", "--resume", copy, *QUIET).code == 0
 
 

@@ -6,7 +6,6 @@ from urllib.error import URLError
 
 import pytest
 import torch
-from pytorch_lightning.utilities import rank_zero_only
 from torchvision.datasets import CIFAR10
 
 from multimodal.data import Augmentation
@@ -64,7 +63,4 @@ def test_cifar_is_downloaded_only_where_it_is_not(
         ImageData(dataset="cifar10", root=str(cifar), image_size=32, channels=3)
     with pytest.raises(ValueError, match="a file, expected a folder for cifar-10-batches-py"):
         ImageData(dataset="cifar10", root=str(batch), image_size=32, channels=3)
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    with pytest.raises(ValueError, match="expected the data before several processes start"):
-        ImageData(dataset="cifar10", root=str(cifar), image_size=32, channels=3)
     assert len(asked) == 2
