@@ -53,6 +53,8 @@ class EpochSampler(Sampler[Key]):
     ) -> None:
         if training and length < world_size:
             raise ValueError(f"{length} training samples for {world_size} processes: expected at least one each")
+        if training and repeats > length:
+            raise ValueError(f"repeated_augmentation is {repeats}, expected at most the {length} training samples")
         self.length = length
         self.training = training
         self.seed = seed

@@ -213,8 +213,11 @@ class TaskCLI(LightningCLI):
             if self.resume_from is not None:
                 raise ValueError("--resume and a trial (fast_dev_run, barebones): expected one of them")
             return super().instantiate_trainer(**kwargs)
+        place = options["default_root_dir"]
+        if self.run_folder is not None and place != read_config(self.run_folder)["trainer"]["default_root_dir"]:
+            raise ValueError(f"trainer.default_root_dir is {place}, but a run goes on where it is: {self.run_folder}")
         if self.run_folder is None:
-            self.run_folder = self._lock(create_run(Path(options["default_root_dir"]), self.task.name))
+            self.run_folder = self._lock(create_run(Path(place), self.task.name))
         folder, saves = self.run_folder, options["enable_checkpointing"] is not False
         if any(isinstance(callback, ModelCheckpoint) and callback.save_last for callback in callbacks):
             raise ValueError("trainer.callbacks: save_last of a ModelCheckpoint would replace the run's own last.ckpt")

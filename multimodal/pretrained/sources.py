@@ -130,6 +130,8 @@ def _read_module(module: nn.Module) -> Checkpoint:
 
 
 def _read_text(text: str) -> Checkpoint:
+    if not text:
+        raise ValueError(f"no source is named, expected {FORMATS}")
     prefix, colon, name = text.partition(":")
     for source in SOURCES:
         if colon and source.prefix == prefix:

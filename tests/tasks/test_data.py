@@ -59,7 +59,9 @@ def test_what_is_left_out_changes_from_epoch_to_epoch() -> None:
     assert len(left_out) > 3
 
 
-def test_fewer_training_samples_than_processes() -> None:
+def test_too_few_training_samples() -> None:
+    with pytest.raises(ValueError, match="repeated_augmentation is 9, expected at most the 8 training samples"):
+        EpochSampler(8, training=True, repeats=9)
     with pytest.raises(ValueError, match="1 training samples for 2 processes: expected at least one each"):
         EpochSampler(1, training=True, world_size=2)
 

@@ -113,6 +113,7 @@ def test_what_is_not_covered_is_refused_before_anything_is_fetched(monkeypatch: 
         ("timm:", "timm has no such weights"),
         ("tim:vit_tiny_patch16_224", "no such file or folder, expected a run folder, "),
         ("vit_tiny_patch16_224", "no such file or folder, expected a run folder, "),
+        ("", "no source is named, expected a run folder, "),
     ],
 )
 def test_a_name_that_does_not_exist(name: str, message: str) -> None:
