@@ -144,8 +144,7 @@ class BeginRun(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             write_whole(self.run / CONFIG, self.config.encode())
-            if self.rows is not None and (lines := _lines(self.run)):
-                write_whole(self.run / METRICS, "".join(lines[: self.rows + 1]).encode())
+            cut_rows(self.run, self.rows)
         told = {"run": str(self.run)}
         if trainer.ckpt_path is None:
             config = yaml.safe_load(self.config)
@@ -176,6 +175,12 @@ def loggers(run: Path, chosen: Any) -> list[Logger]:
 def count_rows(run: Path) -> int:
     """Rows of metrics.csv."""
     return max(0, len(_lines(run)) - 1)
+
+
+def cut_rows(run: Path, rows: int | None) -> None:
+    """Keep the first rows of metrics.csv; None = all."""
+    if rows is not None and (lines := _lines(run)):
+        write_whole(run / METRICS, "".join(lines[: rows + 1]).encode())
 
 
 def _lines(run: Path) -> list[str]:

@@ -39,6 +39,7 @@ from tasks.run import (
     LOCK,
     BeginRun,
     create_run,
+    cut_rows,
     find_run,
     is_first_process,
     lock_run,
@@ -293,7 +294,9 @@ class TaskCLI(LightningCLI):
         with self._stoppable():
             self.trainer.fit(self.model, self.datamodule, ckpt_path=self.resume_from, weights_only=True)
         seconds = self.last_checkpoint.seconds
-        if self.resumed_step == self.trainer.global_step:
+        if self.run_folder and self.resumed_step == self.trainer.global_step:  # there was nothing to train
+            if self.trainer.is_global_zero:
+                cut_rows(self.run_folder, self.resumed_rows)
             rank_zero_warn(
                 f"{self.run_folder} had all its {self.resumed_step} steps behind it; more of trainer.max_epochs, "
                 "trainer.max_steps or trainer.max_time makes it longer"

@@ -270,9 +270,11 @@ def test_other_data_are_said(run: Run, copy: Path) -> None:
     assert result.code == 0
 
 
-def test_a_finished_run_says_so(run: Run, copy: Path) -> None:
+def test_a_finished_run_says_so_and_is_tested_again(run: Run, copy: Path) -> None:
+    before = read_metrics(copy)
     with pytest.warns(UserWarning, match="copy had all its 12 steps behind it; more of trainer.max_epochs"):
         assert run("fit", "vit", "--resume", copy, *QUIET).code == 0
+    assert read_metrics(copy) == before
 
 
 def test_two_processes_do_not_share_a_run(run: Run, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
