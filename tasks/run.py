@@ -140,11 +140,14 @@ class BeginRun(Callback):
         self.run = run
         self.config = config
         self.rows = rows
+        self.done = False
+        """Whether training has started."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             write_whole(self.run / CONFIG, self.config.encode())
             cut_rows(self.run, self.rows)
+        self.done = True
         told = {"run": str(self.run)}
         if trainer.ckpt_path is None:
             config = yaml.safe_load(self.config)

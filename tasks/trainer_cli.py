@@ -106,6 +106,7 @@ class TaskCLI(LightningCLI):
         self.resume_from: Path | None = None
         self.resumed_step: int | None = None
         self.resumed_rows: int | None = None
+        self.begin_run: BeginRun | None = None
         self.last_checkpoint = LastCheckpoint(None, None, None)
         program = f"multimodal {verb} {task.name}"
         super().__init__(
@@ -214,20 +215,17 @@ class TaskCLI(LightningCLI):
             if self.resume_from is not None:
                 raise ValueError("--resume and a trial (fast_dev_run, barebones): expected one of them")
             return super().instantiate_trainer(**kwargs)
-        place = options["default_root_dir"]
-        if self.run_folder is not None and place != read_config(self.run_folder)["trainer"]["default_root_dir"]:
-            raise ValueError(f"trainer.default_root_dir is {place}, but a run goes on where it is: {self.run_folder}")
-        if self.run_folder is None:
-            self.run_folder = self._lock(create_run(Path(place), self.task.name))
-        folder, saves = self.run_folder, options["enable_checkpointing"] is not False
         if any(isinstance(callback, ModelCheckpoint) and callback.save_last for callback in callbacks):
             raise ValueError("trainer.callbacks: save_last of a ModelCheckpoint would replace the run's own last.ckpt")
+        folder = self._own_folder(Path(options["default_root_dir"]))
+        saves = options["enable_checkpointing"] is not False
         if saves:
             callbacks = [*callbacks, BestCheckpoint(folder, f"val/{self.task.metric}", self.task.mode)]
         intervals = self.config.save_every_n_steps, self.config.save_every_n_minutes
         self.last_checkpoint = LastCheckpoint(folder if saves else None, *intervals)
-        callbacks = [*callbacks, BeginRun(folder, self._config_text(), self.resumed_rows), self.last_checkpoint]
-        kwargs |= {"callbacks": callbacks, "logger": loggers(folder, options["logger"])}
+        self.begin_run = BeginRun(folder, self._config_text(), self.resumed_rows)
+        kwargs["callbacks"] = [*callbacks, self.begin_run, self.last_checkpoint]
+        kwargs["logger"] = loggers(folder, options["logger"])
         try:
             return super().instantiate_trainer(default_root_dir=folder, **kwargs)
         except BaseException:
@@ -235,6 +233,14 @@ class TaskCLI(LightningCLI):
                 (folder / LOCK).unlink()
                 folder.rmdir()
             raise
+
+    def _own_folder(self, root: Path) -> Path:
+        """The run's folder: that of the run to go on with, else a new one."""
+        if self.run_folder is None:
+            self.run_folder = self._lock(create_run(root, self.task.name))
+        elif root != Path(read_config(self.run_folder)["trainer"]["default_root_dir"]):
+            raise ValueError(f"trainer.default_root_dir is {root}, but a run goes on where it is: {self.run_folder}")
+        return self.run_folder
 
     def _lock(self, run: Path) -> Path:
         if is_first_process():
@@ -294,7 +300,7 @@ class TaskCLI(LightningCLI):
         with self._stoppable():
             self.trainer.fit(self.model, self.datamodule, ckpt_path=self.resume_from, weights_only=True)
         seconds = self.last_checkpoint.seconds
-        if self.run_folder and self.resumed_step == self.trainer.global_step:  # there was nothing to train
+        if self.run_folder and self.begin_run and not self.begin_run.done:
             if self.trainer.is_global_zero:
                 cut_rows(self.run_folder, self.resumed_rows)
             rank_zero_warn(
