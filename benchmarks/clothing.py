@@ -117,7 +117,8 @@ def report(out: Path) -> None:
             )
     about = (
         f"ViT-Ti, 64 × 64 pixels in patches of 16, from scratch, bfloat16 autocast. The plain setting is {EPOCHS} "
-        f"epochs of random crops and flips with AdamW, warm-up and a cosine, on one thread; the recipe has two."
+        f"epochs of random crops and flips with AdamW, warm-up and a cosine, on one thread, so that several can run at "
+        "a time (their seconds compare nothing); the recipe has two."
     )
     write_section("ViT on photographs of clothing", [origin("timm", "pytorch-lightning"), "", about, "", *rows])
 
