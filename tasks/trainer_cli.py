@@ -238,7 +238,7 @@ class TaskCLI(LightningCLI):
         """The run's folder: that of the run to go on with, else a new one."""
         if self.run_folder is None:
             self.run_folder = self._lock(create_run(root, self.task.name))
-        elif root != Path(read_config(self.run_folder)["trainer"]["default_root_dir"]):
+        elif root != Path((read_config(self.run_folder).get("trainer") or {}).get("default_root_dir", root)):
             raise ValueError(f"trainer.default_root_dir is {root}, but a run goes on where it is: {self.run_folder}")
         return self.run_folder
 
