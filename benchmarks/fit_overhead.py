@@ -28,6 +28,8 @@ from tasks.registry import get
 from tasks.trainer_cli import TaskCLI
 
 BATCH = 8
+DOUBTFUL = 0.1
+"""Range of the rounds above which their median says little about a few per cent."""
 
 
 class Clock(Callback):
@@ -109,9 +111,13 @@ def main() -> None:
     ratios = sorted(a / b for a, b in zip(ours, bare, strict=True))
     step = statistics.median(bare) / args.steps * 1000
     overhead = statistics.median(ratios) - 1
-    spread = f"rounds {ratios[0] - 1:.1%} to {ratios[-1] - 1:.1%}"
-    left_out = "without set-up, validation and saves"
-    figure = f"Of the steps alone, {left_out}: overhead {overhead:.1%} ({spread}); a step takes {step:.0f} ms."
+    low, high = ratios[0] - 1, ratios[-1] - 1
+    figure = (
+        f"Of the steps alone, without set-up, validation and saves: overhead {overhead:.1%} (rounds {low:.1%} to "
+        f"{high:.1%}); a step takes {step:.0f} ms."
+    )
+    if high - low > DOUBTFUL:
+        figure += " The rounds differ by so much that this settles nothing: the machine was not quiet."
     write_section("What fit costs beside a bare loop", [heading, "", figure])
 
 
