@@ -9,11 +9,11 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -186,30 +186,23 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagePreprocess:
+class Preprocess:
     """How the images looked that a set of weights was trained on; travels with the weights.
 
     Args:
-        size: height and width in pixels of what the network sees.
         mean: subtracted from each channel, on a scale where white is 1; as many values as there are channels.
         std: what each channel is then divided by.
         interpolation: nearest, bilinear, bicubic or lanczos, always antialiased.
-        crop_pct: `size` as a fraction of what the image is resized to before its centre is cut out; in (0, 1].
-        crop_mode: center keeps the aspect ratio and loses the edges of the longer side, squash does not keep it.
     """
 
-    size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: Interpolation = "bicubic"
-    crop_pct: float = 1.0
-    crop_mode: CropMode = "center"
 
     def __post_init__(self) -> None:
-        for name in ("size", "mean", "std"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if len(self.size) != 2 or not all(isinstance(side, int) and side > 0 for side in self.size):
-            raise ValueError(f"image size {list(self.size)}: expected height and width, both above 0")
+        for field in fields(self):
+            if isinstance(value := getattr(self, field.name), list):
+                object.__setattr__(self, field.name, tuple(value))
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(
                 f"mean has {len(self.mean)} values and std {len(self.std)}: expected one a channel in both"
@@ -218,11 +211,11 @@ class ImagePreprocess:
             raise ValueError(f"mean {list(self.mean)}: expected finite numbers")
         if not all(math.isfinite(value) and value > 0 for value in self.std):
             raise ValueError(f"std {list(self.std)}: expected finite numbers above 0")
-        for name, choices in (("interpolation", get_args(Interpolation)), ("crop_mode", get_args(CropMode))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} {getattr(self, name)!r}: expected one of {', '.join(choices)}")
-        if not 0 < self.crop_pct <= 1:
-            raise ValueError(f"crop_pct {self.crop_pct}: expected a number above 0 and up to 1")
+        self._one_of("interpolation", get_args(Interpolation))
+
+    def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        if getattr(self, name) not in choices:
+            raise ValueError(f"{name} {getattr(self, name)!r}: expected one of {', '.join(choices)}")
 
     @property
     def channels(self) -> int:
@@ -233,13 +226,36 @@ class ImagePreprocess:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "ImagePreprocess":
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(record) - known):
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        known = {field.name: field.default is MISSING for field in fields(cls)}
+        if unknown := sorted(set(record) - set(known)):
             raise ValueError(f"preprocess record has {', '.join(unknown)}: expected {', '.join(sorted(known))}")
-        if missing := sorted({"size", "mean", "std"} - set(record)):
+        if missing := sorted({name for name, needed in known.items() if needed} - set(record)):
             raise ValueError(f"preprocess record lacks {', '.join(missing)}")
         return cls(**record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePreprocess(Preprocess):
+    """Images of one size.
+
+    Args:
+        size: height and width in pixels of what the network sees.
+        crop_pct: `size` as a fraction of what the image is resized to before its centre is cut out; in (0, 1].
+        crop_mode: center keeps the aspect ratio and loses the edges of the longer side, squash does not keep it.
+    """
+
+    size: tuple[int, int]
+    crop_pct: float = 1.0
+    crop_mode: CropMode = "center"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.size) != 2 or not all(isinstance(side, int) and side > 0 for side in self.size):
+            raise ValueError(f"image size {list(self.size)}: expected height and width, both above 0")
+        self._one_of("crop_mode", get_args(CropMode))
+        if not 0 < self.crop_pct <= 1:
+            raise ValueError(f"crop_pct {self.crop_pct}: expected a number above 0 and up to 1")
 
 
 Transform = Callable[[Image.Image], Tensor]
@@ -287,7 +303,7 @@ class Resize:
 class ToTensor:
     """A PIL image to a normalised float32 tensor [C, H, W]."""
 
-    def __init__(self, preprocess: ImagePreprocess) -> None:
+    def __init__(self, preprocess: Preprocess) -> None:
         self.mean = torch.tensor(preprocess.mean).view(-1, 1, 1)
         self.std = torch.tensor(preprocess.std).view(-1, 1, 1)
 
