@@ -150,7 +150,7 @@ class DETR(nn.Module):
         features = self.input_proj(self.backbone(images))
         size = features.shape[-2:]
         if valid is None:
-            valid = features.new_ones((len(images), *size), dtype=torch.bool)
+            valid = features.new_ones((images.shape[0], *size), dtype=torch.bool)
             padded = False
         else:
             valid = F.interpolate(valid[:, None].float(), size=size)[:, 0].bool()
@@ -164,7 +164,7 @@ class DETR(nn.Module):
         self, memory: Tensor, valid: Tensor, pos: Tensor, noised: Noised | None = None, *, all_layers: bool = False
     ) -> DETROutput:
         """What `encode` returns to scored boxes; see `forward`."""
-        x, boxes = self.queries.start(len(memory), noised)
+        x, boxes = self.queries.start(memory.shape[0], noised)  # not len, which an export takes for a constant
         inputs: dict[str, Any] = {"context": memory, "context_pos": pos, "context_key_mask": valid.flatten(1)}
         if noised is not None:
             own = x.shape[1] - noised.real.shape[1]
