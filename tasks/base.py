@@ -1,6 +1,7 @@
 """The Lightning module that all tasks share: optimizer, schedule, moving average, metrics, checkpoint record."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
@@ -72,6 +73,8 @@ class TaskModule(LightningModule):
             if not right:
                 raise ValueError(f"{name} is {value}, expected {expected}")
         self.save_hyperparameters()
+        # As plain data: a checkpoint that names a class cannot be read safely.
+        self.hparams.update({name: asdict(value) for name, value in model.items() if is_dataclass(value)})  # type: ignore[arg-type]
         self.model = self.build(**model)
         self.train_metrics = MetricCollection({"loss": MeanMetric(nan_strategy="disable")}, prefix="train/")
         self.val_metrics = MetricCollection(dict(self.metrics_of()), prefix="val/", compute_groups=False)
@@ -110,6 +113,10 @@ class TaskModule(LightningModule):
             labels: the classes that this module is to tell apart; None = those of the checkpoint.
         """
         load_weights(self.model, checkpoint.state_dict, where)
+
+    def lr_scale(self, name: str) -> float:
+        """Factor on the learning rate of the model's parameter of that name."""
+        return 1.0
 
     # Training and evaluation
 
@@ -222,7 +229,9 @@ class TaskModule(LightningModule):
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """The parameters to train, as the optimizer takes them; ValueError where there is none."""
         names = ("lr", "weight_decay", "layer_decay")
-        return parameter_groups(self.model, **{name: self.hparams[name] for name in names})
+        return parameter_groups(
+            self.model, lr_scale=self.lr_scale, **{name: self.hparams[name] for name in names}
+        )
 
     def _measure_run(self) -> int:
         if self.trainer.accumulate_grad_batches < 1:

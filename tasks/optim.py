@@ -20,24 +20,33 @@ def freeze(model: nn.Module, patterns: str | list[str]) -> None:
             parameters[name].requires_grad_(False)
 
 
-def parameter_groups(model: Any, *, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: Any,
+    *,
+    lr: float,
+    weight_decay: float,
+    layer_decay: float = 1.0,
+    lr_scale: Callable[[str], float] = lambda name: 1.0,
+) -> list[dict[str, Any]]:
     """Trainable parameters by weight decay and, with `layer_decay` below 1, by layer.
 
     Norms, biases and layer scales (all with fewer than two dimensions) take no weight decay, nor do the parameters that
     `model.no_weight_decay()` names. Layer i of n learns at lr · layer_decay^(n − 1 − i), as in BEiT (Bao et al. 2021);
-    the model says which layer a parameter belongs to by `layer_id(name)` and `num_layers`.
+    the model says which layer a parameter belongs to by `layer_id(name)` and `num_layers`. `lr_scale(name)` is one more
+    factor on a parameter's rate.
     """
     exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
     if layer_decay != 1 and not hasattr(model, "layer_id"):
         raise ValueError(f"layer_decay is {layer_decay}, but {type(model).__name__} does not say what its layers are")
-    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    groups: dict[tuple[int, bool, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
+        scale = lr_scale(name)
         decays = parameter.ndim >= 2 and name not in exempt
         depth_left = model.num_layers - 1 - model.layer_id(name) if layer_decay != 1 else 0
-        group = {"params": [], "lr": lr * layer_decay**depth_left, "weight_decay": weight_decay if decays else 0.0}
-        groups.setdefault((depth_left, decays), group)["params"].append(parameter)
+        group = {"params": [], "lr": scale * lr * layer_decay**depth_left, "weight_decay": weight_decay if decays else 0.0}
+        groups.setdefault((depth_left, decays, scale), group)["params"].append(parameter)
     if not groups:
         raise ValueError("no parameter is left to train: all are frozen")
     return list(groups.values())

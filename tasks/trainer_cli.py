@@ -23,10 +23,10 @@ from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from multimodal import pretrained
-from multimodal.pretrained import load_weights
+from multimodal.pretrained import build_config, load_weights
 from multimodal.pretrained.checkpoint import best_checkpoint
 from multimodal.pretrained.files import read_torch
-from multimodal.pretrained.record import plain_config
+from multimodal.pretrained.record import structure
 from tasks.checkpoints import BestCheckpoint, LastCheckpoint
 from tasks.console import quiet_lightning, table
 from tasks.curves import draw_curves
@@ -266,13 +266,12 @@ class TaskCLI(LightningCLI):
 
     def _check_model(self, checkpoint: pretrained.Checkpoint) -> None:
         """ValueError where flags make another model of a run's, also one with the same weights."""
-        config = self.model.model.config
-        for name, now in plain_config(config).items():
-            had = checkpoint.config.get(name)
-            if had != now and name not in config.TRAINING_ONLY:
+        before = structure(build_config(self.task.name, checkpoint.config, self.source))
+        for name, now in structure(self.model.model.config).items():
+            if before[name] != now:
                 raise ValueError(
-                    f"{self.source}: its model has {name} {had}, expected {now}; a run keeps its model, to change it "
-                    "start with --init"
+                    f"{self.source}: its model has {name} {before[name]}, expected {now}; a run keeps its model, to "
+                    "change it start with --init"
                 )
 
     def _check_optimizer(self, checkpoint: Path, sizes: list[int]) -> None:

@@ -96,6 +96,7 @@ class Block(nn.Module):
         context_key_mask: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
+        context_bias: Tensor | None = None,
         causal: bool = False,
         rope: Rope | None = None,
         cache: BlockCache | None = None,
@@ -111,7 +112,7 @@ class Block(nn.Module):
                 projection, [B|1, N, D] (DETR).
             context_pos: added to the keys of cross-attention, [B|1, Nc, context_dim].
             key_mask, mask, bias, causal, rope: of self-attention, see `Attention.forward`.
-            context_key_mask: of cross-attention, [B, Nc].
+            context_key_mask, context_bias: of cross-attention, [B, Nc] and [B|1, H|1, N, Nc].
             cache: keys and values of earlier calls.
             only: compute the outputs of these tokens alone, [B, M, D]; all tokens still serve as keys.
             need_weights: also return the attention weights.
@@ -153,6 +154,7 @@ class Block(nn.Module):
                 context if context is None or context_pos is None else context + context_pos,
                 context,
                 key_mask=context_key_mask,
+                bias=_select_rows(context_bias, only),
                 cache=None if cache is None else cache.cross_attn,
                 need_weights=need_weights,
             )

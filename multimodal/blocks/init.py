@@ -30,6 +30,13 @@ def init_linear(linear: nn.Linear, std: float) -> None:
         nn.init.zeros_(linear.bias)
 
 
+def init_convolution(convolution: nn.Conv2d) -> None:
+    """Normal weight by the fan-out ("Delving Deep into Rectifiers", He et al. 2015), zero bias."""
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    if convolution.bias is not None:
+        nn.init.zeros_(convolution.bias)
+
+
 def _init_clip(block: "Block", width: int, depth: int) -> None:
     """OpenAI CLIP, `initialize_parameters`: stds from width and depth; the biases of the MLP are kept."""
     branch_std = width**-0.5 * (2 * depth) ** -0.5

@@ -65,15 +65,20 @@ def sine_2d(valid: Tensor, dim: int, *, temperature: float = 10000.0) -> Tensor:
     """
     if dim % 4:
         raise ValueError(f"sine_2d: dim is {dim}, expected a multiple of 4")
-    frequency = temperature ** (-torch.arange(0, dim // 2, 2, dtype=torch.float32, device=valid.device) / (dim // 2))
 
     def encode(axis: int) -> Tensor:
         position = valid.cumsum(axis, dtype=torch.float32)
         last = position[:, -1:, :] if axis == 1 else position[:, :, -1:]
-        angle = (position / (last + 1e-6) * (2 * math.pi)).unsqueeze(-1) * frequency  # [B, h, w, dim/4]
-        return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(3)
+        return sine(position / (last + 1e-6), dim // 2, temperature=temperature)
 
     return torch.cat([encode(1), encode(2)], dim=-1).flatten(1, 2)
+
+
+def sine(position: Tensor, dim: int, *, temperature: float = 10000.0) -> Tensor:
+    """Sines and cosines, alternating, of positions [...] as shares of the whole (0 to 1 is 0 to 2π): [..., dim]."""
+    frequency = temperature ** (-torch.arange(0, dim, 2, dtype=torch.float32, device=position.device) / dim)
+    angle = (position.float() * (2 * math.pi)).unsqueeze(-1) * frequency  # [..., dim/2]
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
 
 def resize_grid(position: Tensor, old: tuple[int, int], new: tuple[int, int], *, prefix: int = 0) -> Tensor:

@@ -207,7 +207,7 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             last = i == len(self.blocks) - 1 and i not in need_layers and cache is None
             early = only if last and block.can_select(causal=self.causal) else None
-            out = self._run(
+            out = self.run_block(
                 block, x, inputs, cache=cache.blocks[i] if cache else None, only=early, need_weights=i in need_weights
             )
             x = out.tokens
@@ -221,7 +221,8 @@ class Stack(nn.Module):
             x = select_tokens(x, only)
         return StackOutput(self.norm(x), tuple(layers), tuple(self_weights), tuple(cross_weights))
 
-    def _run(self, block: Block, x: Tensor, inputs: Mapping[str, Any], **options: Any) -> BlockOutput:
+    def run_block(self, block: Block, x: Tensor, inputs: Mapping[str, Any], **options: Any) -> BlockOutput:
+        """One block of the stack, recomputed in the backward pass where the config says so; see `Block.forward`."""
         run = partial(block, **inputs, **options)
         if self.config.activation_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(run, x, use_reentrant=False)

@@ -5,6 +5,7 @@ from importlib import import_module
 from torch import nn
 
 MODELS = {
+    "detr": ("multimodal.models.detr", "DETR", "DETRConfig"),
     "vit": ("multimodal.models.vit", "ViT", "ViTConfig"),
 }
 """Task -> module, model class, config class. A model is built by `Model(Config(...))`."""

@@ -105,6 +105,18 @@ def plain_config(config: Any) -> dict[str, Any]:
     return plain
 
 
+def structure(config: Any) -> dict[str, Any]:
+    """The fields of a config that decide what a model computes, flat (`encoder.depth`), as plain data."""
+    found: dict[str, Any] = {}
+    for name, value in plain_config(config).items():
+        inner = getattr(config, name)
+        if is_dataclass(inner):
+            found |= {f"{name}.{key}": part for key, part in structure(inner).items()}
+        elif name not in config.TRAINING_ONLY:
+            found[name] = value
+    return found
+
+
 def build_config(task: str, values: Mapping[str, Any], where: str = "config") -> Any:
     """The task's config dataclass from plain data; ValueError, beginning with `where`, names what does not fit."""
     try:

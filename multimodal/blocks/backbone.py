@@ -1,0 +1,107 @@
+"""Convolutional backbones: images to one map of features.
+
+B batch, C channels, (H, W) image size, (h, w) size of the feature map
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from timm.layers import freeze_batch_norm_2d
+from torch import Tensor, nn
+
+from multimodal.blocks.init import init_convolution
+
+
+class TimmBackbone(nn.Module):
+    """The last feature map of a timm model, with its batch norms frozen as in DETR (section A.4 of its paper).
+
+    Args:
+        name: a model of timm that gives features, such as resnet50.
+        dilation: the last stage dilated instead of strided (DC5), which doubles the resolution of the map.
+        in_channels: channels of the image.
+
+    Raises:
+        ValueError: timm has no such model, or it gives no features or cannot be dilated.
+    """
+
+    def __init__(self, name: str, *, dilation: bool = False, in_channels: int = 3) -> None:
+        super().__init__()
+        import timm
+
+        options: dict[str, Any] = {"output_stride": 16} if dilation else {}
+        try:
+            net = timm.create_model(name, features_only=True, out_indices=(-1,), in_chans=in_channels, **options)
+        except (RuntimeError, TypeError, NotImplementedError, AssertionError, AttributeError) as error:
+            dilated = ", dilated," if dilation else ""
+            raise ValueError(f"backbone {name!r}{dilated} is not to be had from timm: {error}") from error
+        self.name = name
+        self.net: nn.Module = freeze_batch_norm_2d(net)
+        self.channels: int = net.feature_info.channels()[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, C, H, W] to features [B, channels, h, w]."""
+        return self.net(images)[0]
+
+
+class ConvStem(nn.Module):
+    """A small residual network at an eighth of the image's resolution, for small images learned from scratch.
+
+    Groups are normed rather than batches, so that an image's features do not depend on the others.
+
+    Args:
+        in_channels: channels of the image.
+        channels: of the map; a multiple of 32.
+    """
+
+    def __init__(self, in_channels: int = 3, channels: int = 128) -> None:
+        super().__init__()
+        self.channels = channels
+        widths = [channels // 4, channels // 2, channels]
+        self.stem = ConvNorm(in_channels, widths[0], stride=2)
+        self.stages = nn.Sequential(
+            ConvNorm(widths[0], widths[1], stride=2),
+            ResidualConv(widths[1]),
+            ConvNorm(widths[1], widths[2], stride=2),
+            ResidualConv(widths[2]),
+            ResidualConv(widths[2]),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, C, H, W] to features [B, channels, ⌈H/8⌉, ⌈W/8⌉]."""
+        return self.stages(self.stem(images))
+
+
+class ConvNorm(nn.Module):
+    """A 3 × 3 convolution, a norm over groups of 16 channels, and a ReLU."""
+
+    def __init__(self, in_channels: int, channels: int, *, stride: int = 1, activate: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.norm = nn.GroupNorm(max(1, channels // 16), channels)
+        self.activate = activate
+        init_convolution(self.conv)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x))
+        return F.relu(x) if self.activate else x
+
+
+class ResidualConv(nn.Module):
+    """Two convolutions beside a shortcut ("Deep Residual Learning", He et al. 2016, section 3.3)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(channels, channels)
+        self.conv2 = ConvNorm(channels, channels, activate=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.conv2(self.conv1(x)))
+
+
+def build_backbone(name: str, *, dilation: bool = False, in_channels: int = 3) -> TimmBackbone | ConvStem:
+    """`conv` for a `ConvStem`, or the name of a timm model."""
+    if name != "conv":
+        return TimmBackbone(name, dilation=dilation, in_channels=in_channels)
+    if dilation:
+        raise ValueError("dilation is true, but backbone 'conv' has no stage to dilate")
+    return ConvStem(in_channels)

@@ -1,0 +1,16 @@
+"""Object detection with DETR."""
+
+from tasks.registry import Link, Task, Verb
+
+TASK = Task(
+    name="detr",
+    help="find objects in images with DETR",
+    module="tasks.detr.task:DETRModule",
+    data="tasks.detr.data:DetectionData",
+    config="detr.yaml",
+    metric="AP",
+    mode="max",
+    example="tasks.detr.example:example",
+    links=(Link(source="data.num_classes", target="model.num_classes", on="instantiate"),),
+    verbs=(Verb(name="predict", help="find objects in images, and draw them", module="tasks.detr.predict"),),
+)

@@ -1,0 +1,142 @@
+"""The Lightning module of object detection."""
+
+from typing import Any
+
+import torch
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric, MetricCollection
+
+from multimodal.models.detr import DETR, DETRConfig, DETROutput
+from multimodal.pretrained import Checkpoint, load_weights
+from multimodal.pretrained.backbone import load_backbone
+from tasks.base import Batch, TaskModule
+from tasks.detr.criterion import SetCriterion, cardinality_error, mean_over_processes
+from tasks.detr.denoising import add_noise, denoising_pairs
+from tasks.detr.matcher import HungarianMatcher, Targets, xyxy
+from tasks.detr.metrics import CocoAP
+from tasks.detr.postprocess import detections
+
+
+class DETRModule(TaskModule):
+    """A DETR that learns to find objects."""
+
+    task = "detr"
+    model: DETR
+
+    def build(
+        self,
+        *,
+        backbone_weights: str | None = None,
+        backbone_lr: float = 0.1,
+        no_object: float = 0.1,
+        cost_class: float = 1.0,
+        weight_class: float = 1.0,
+        label_noise: float = 0.2,
+        box_noise: float = 0.4,
+        **model: Any,
+    ) -> DETR:
+        """The model.
+
+        Args:
+            backbone_weights: Weights that the backbone starts from: a file of timm's, or timm for those that it
+                downloads; None = random ones.
+            backbone_lr: Factor on the backbone's learning rate.
+            no_object: Weight of "no object" in the cross-entropy; with softmax scores.
+            cost_class: Weight of the class score in the matching, beside 5 for L1 and 2 for the generalised IoU.
+            weight_class: Weight of the class loss, beside 5 for L1 and 2 for the generalised IoU.
+            label_noise: Probability that a denoising query has a wrong class.
+            box_noise: How far a denoising query's box is off, as a share of its sides.
+        """
+        for name, value, right, expected in (
+            ("backbone_lr", backbone_lr, backbone_lr >= 0, "at least 0"),
+            ("no_object", no_object, 0 < no_object <= 1, "a weight in (0, 1]"),
+            ("cost_class", cost_class, cost_class >= 0, "at least 0"),
+            ("weight_class", weight_class, weight_class > 0, "more than 0"),
+            ("label_noise", label_noise, 0 <= label_noise <= 1, "a probability"),
+            ("box_noise", box_noise, 0 <= box_noise <= 1, "a share in [0, 1]"),
+        ):
+            if not right:
+                raise ValueError(f"{name} is {value}, expected {expected}")
+        detr = DETR(DETRConfig(**model))
+        if backbone_weights is not None:
+            load_backbone(detr.backbone, backbone_weights)
+        scores = detr.config.scores
+        self.matcher = HungarianMatcher(scores, cost_class=cost_class)
+        self.criterion = SetCriterion(scores, no_object=no_object, weight_class=weight_class)
+        self.noise = {"label_noise": label_noise, "box_noise": box_noise}
+        self.backbone_lr = backbone_lr
+        return detr
+
+    def loss(self, batch: Batch) -> Tensor:
+        config, targets = self.model.config, targets_of(batch)
+        valid = None if bool(batch["valid"].all()) else batch["valid"]
+        self.criterion.over_processes = mean_over_processes
+        if not config.denoising:
+            output = self.model(batch["image"], valid, all_layers=True)
+            return self._set_loss(output, targets)
+        noised, source = add_noise(targets, config.denoising, config.num_classes, config.num_queries, **self.noise)
+        output = self.model(batch["image"], valid, noised, all_layers=True)
+        count = source.shape[1]
+        parts = [DETROutput(*each) for each in zip(*(_split(part, count) for part in output), strict=True)]
+        pairs = denoising_pairs(noised, source, len(output.logits))
+        groups = count // min(targets.labels.shape[1], config.denoising)
+        restored = self.criterion(parts[0], targets, pairs, real=noised.real, repeats=groups)
+        return self._set_loss(parts[1], targets) + self.criterion.total(restored)
+
+    def _set_loss(self, output: DETROutput, targets: Targets) -> Tensor:
+        return self.criterion.total(self.criterion(output, targets, self.matcher(output, targets)))
+
+    def metrics_of(self) -> dict[str, Metric]:
+        return {
+            "loss": MeanMetric(nan_strategy="disable"),
+            "cardinality_error": MeanMetric(nan_strategy="disable"),
+            "coco": CocoAP(None),
+        }
+
+    def evaluate(self, batch: Batch, metrics: MetricCollection) -> None:
+        output = self.by_size(batch["image"], batch["valid"])
+        targets, scores = targets_of(batch), self.model.config.scores
+        self.criterion.over_processes = lambda value: value
+        layers = DETROutput(*(part[None] for part in output))
+        metrics["loss"].update(self._set_loss(layers, targets), weight=len(targets.labels))
+        metrics["cardinality_error"].update(cardinality_error(output.logits, targets, scores), len(targets.labels))
+        height, width = batch["size"].unbind(1)
+        corners = xyxy(targets.boxes) * torch.stack([width, height, width, height], 1)[:, None]
+        wanted = []
+        for i, labels in enumerate(targets.labels):
+            real = labels >= 0
+            values = {"boxes": corners[i], "labels": labels, "crowd": targets.crowd[i], "area": batch["area"][i]}
+            wanted.append({name: value[real] for name, value in values.items()})
+        metrics["coco"].update(detections(output, batch["size"], scores=scores), wanted)
+
+    def by_size(self, images: Tensor, valid: Tensor) -> DETROutput:
+        """The outputs for a padded batch as for each image alone: convolutions would see the padding of the others."""
+        rows, columns = valid.any(2).sum(1).tolist(), valid.any(1).sum(1).tolist()
+        groups: dict[tuple[int, int], list[int]] = {}
+        for index, size in enumerate(zip(rows, columns, strict=True)):
+            groups.setdefault(size, []).append(index)
+        outputs = [self.model(images[members, :, :h, :w]) for (h, w), members in groups.items()]
+        order = torch.tensor([index for members in groups.values() for index in members]).argsort().to(images.device)
+        return DETROutput(*(torch.cat(parts)[order] for parts in zip(*outputs, strict=True)))
+
+    def lr_scale(self, name: str) -> float:
+        return self.backbone_lr if name.startswith("backbone.") else 1.0
+
+    def load_pretrained(self, checkpoint: Checkpoint, where: str, labels: list[str] | None = None) -> None:
+        """Load the weights; classes are mapped by name, and those that the checkpoint lacks get new rows of the head."""
+        state = dict(checkpoint.state_dict)
+        if labels is not None and labels != checkpoint.labels:
+            kept = self._map_classes(state, checkpoint)
+            rank_zero_info(f"{where}: {kept} of {len(labels)} classes are among its own; the others start anew")
+        load_weights(self.model, state, where)
+
+
+def _split(part: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The outputs of the denoising queries and those of the model's own, [L, B, Q, …]."""
+    return part[:, :, :count], part[:, :, count:]
+
+
+def targets_of(batch: Batch) -> Targets:
+    """The objects of a batch."""
+    return Targets(batch["labels"], batch["boxes"], batch["crowd"])
