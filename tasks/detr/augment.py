@@ -3,6 +3,7 @@
 Legend: N boxes, H height, W width.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -52,9 +53,7 @@ class DetectionAugmentation:
 
     def over(self, default: "DetectionAugmentation") -> "DetectionAugmentation":
         """This one, with what it leaves None taken from `default`."""
-        return DetectionAugmentation(
-            **{**asdict(default), **{name: value for name, value in asdict(self).items() if value is not None}}
-        )
+        return replace(default, **{name: value for name, value in asdict(self).items() if value is not None})
 
 
 class AugmentDetection:
@@ -68,14 +67,14 @@ class AugmentDetection:
         self.mode = v2.InterpolationMode(preprocess.interpolation)
         self.scales = augmentation.scales or (1.0,)
         self.crop = augmentation.crop or 0.0
-        jitter = augmentation.color_jitter or 0.0
-        self.flips_and_colors = v2.Compose(
-            [
-                v2.RandomHorizontalFlip(augmentation.horizontal_flip or 0.0),
-                v2.RandomVerticalFlip(augmentation.vertical_flip or 0.0),
-                v2.ColorJitter(jitter, jitter, jitter),
-            ]
-        )
+        steps: list[Callable[..., Any]] = []
+        if augmentation.horizontal_flip:
+            steps.append(v2.RandomHorizontalFlip(augmentation.horizontal_flip))
+        if augmentation.vertical_flip:
+            steps.append(v2.RandomVerticalFlip(augmentation.vertical_flip))
+        if change := augmentation.color_jitter:
+            steps.append(v2.ColorJitter(change, change, change))
+        self.flips_and_colors = v2.Compose(steps) if steps else None
 
     def __call__(self, sample: Sample) -> Sample:
         height, width = sample.image.height, sample.image.width
@@ -86,7 +85,8 @@ class AugmentDetection:
             image, boxes = F.crop(image, *place), F.crop(boxes, *place)
         sides = resized_sides(image.height, image.width, *self._edges(_choice(self.scales)))
         image, boxes = F.resize(image, list(sides), self.mode), F.resize(boxes, list(sides))
-        image, boxes = self.flips_and_colors(image, boxes)
+        if self.flips_and_colors:
+            image, boxes = self.flips_and_colors(image, boxes)
         return _with(sample, image, np.asarray(boxes))
 
     def _edges(self, scale: float) -> tuple[int, int]:

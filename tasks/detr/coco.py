@@ -49,13 +49,14 @@ def find_coco(root: Path, annotations: str | None = None) -> dict[str, Path]:
 
 
 def _image_folder(path: Path, root: Path, names: list[str]) -> Path:
-    """Where the images of a file of annotations lie: the first usual place that has one of the first few."""
+    """Where the images of a file of annotations lie: the usual place that has the most of the first few."""
     split = path.stem.removeprefix("instances_")
     places = [root / split, root / "images" / split, path.parent / "images", path.parent, root / "images", root]
-    for place in places:
-        if any(os.path.isfile(place / name) for name in names[:100]):
-            return place
-    return next(place for place in places if place.is_dir())
+
+    def fit(place: Path) -> tuple[int, bool]:
+        return sum(os.path.isfile(place / name) for name in names[:100]), place.is_dir()
+
+    return max(places, key=fit)
 
 
 def _below(root: Path, folder: Path, name: str, owner: str) -> str:

@@ -145,8 +145,10 @@ def _file(path: Path, root: Path, name: str | None, stems: dict[str, str]) -> st
 def _size(path: Path, item: ElementTree.Element | None) -> Size | None:
     if item is None:
         return None
-    width, height = (int(_number(path, "size", item, key)) for key in ("width", "height"))
-    return (height, width) if height > 0 and width > 0 else None  # some tools write 0 for "not known"
+    width, height = (_number(path, "size", item, key) for key in ("width", "height"))
+    if not math.isfinite(width * height):
+        raise ValueError(f"{path}: size is {width:g} × {height:g}, expected pixels")
+    return (int(height), int(width)) if height > 0 and width > 0 else None  # some tools write 0 for "not known"
 
 
 def _object(path: Path, item: ElementTree.Element) -> _Object:
