@@ -38,7 +38,7 @@ def coco(
                 "id": 10 * at + category,
                 "image_id": at,
                 "category_id": number,
-                "bbox": [5 + 20 * category, 4 + at, 16, 12],
+                "bbox": [5 + 20 * category, 4 + at % 20, 16, 12],
             }
             for at in range(images - 1)
             for category, number in enumerate(ids)
