@@ -8,7 +8,8 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from io import BytesIO
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, Literal, Self, get_args
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -85,13 +86,37 @@ def load_image(source: str | os.PathLike[str] | bytes | BinaryIO, channels: int 
     Raises:
         ValueError: one line "file: what was found, what was expected" for whatever is not a whole image of sane size.
     """
+    return load_oriented(source, channels)[0]
+
+
+def load_oriented(source: str | os.PathLike[str] | bytes | BinaryIO, channels: int = 3) -> tuple[Image.Image, int]:
+    """As `load_image`, and the EXIF orientation from 1 to 8 that was applied, by which whatever was measured on the
+    stored pixels is to be turned as well; 1 is upright.
+    """
     if channels not in (1, 3):
         raise ValueError(f"image channels {channels}: images are decoded with 1 (grey) or 3 (RGB)")
+    with _opened(source) as image:
+        before = _orientation(image)
+        image.load()
+        upright, orientation = _upright(image)
+        if before != 1 and _orientation(image) == 1:  # Pillow turns a TIFF while it decodes it
+            orientation = before
+        return _converted(upright, "L" if channels == 1 else "RGB"), orientation
+
+
+def image_size(source: str | os.PathLike[str] | bytes | BinaryIO) -> tuple[int, int]:
+    """Height and width in pixels, by the header alone; errors are those of `load_image`."""
+    with _opened(source) as image:
+        return image.height, image.width
+
+
+@contextmanager
+def _opened(source: str | os.PathLike[str] | bytes | BinaryIO) -> Iterator[Image.Image]:
+    """The image, not yet decoded; whatever goes wrong in the body is told in one line as well."""
     name = _name(source)
     try:
         with Image.open(_stream(source), formats=_formats()) as image:
-            image.load()
-            return _converted(_upright(image), "L" if channels == 1 else "RGB")
+            yield image
     except Image.DecompressionBombError as error:
         pixels = re.search(r"\d+", str(error))
         found = f"{pixels.group()} pixels" if pixels else str(error)
@@ -144,12 +169,22 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _orientation(image: Image.Image) -> int:
     try:
-        return ImageOps.exif_transpose(image)
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except _DECODING_ERRORS:
+        return 1
+    return orientation if orientation in range(1, 9) else 1
+
+
+def _upright(image: Image.Image) -> tuple[Image.Image, int]:
+    """And the orientation that was applied."""
+    try:
+        orientation = _orientation(image)
+        return ImageOps.exif_transpose(image), orientation
     except _DECODING_ERRORS:
         # The pixels are whole and the note about the camera is not: every viewer shows such a file as it lies.
-        return image
+        return image, 1
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
