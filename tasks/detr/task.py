@@ -87,6 +87,12 @@ class DETRModule(TaskModule):
     def _set_loss(self, output: DETROutput, targets: Targets) -> Tensor:
         return self.criterion.total(self.criterion(output, targets, self.matcher(output, targets)))
 
+    def _loss_of_one(self, output: DETROutput, targets: Targets, index: int) -> Tensor:
+        """The loss of an image by itself, whatever others are in its batch."""
+        alone = slice(index, index + 1)
+        found = DETROutput(*(part[None, alone] for part in output))
+        return self._set_loss(found, Targets(*(part[alone] for part in targets)))
+
     def setup(self, stage: str) -> None:
         super().setup(stage)
         for metrics in (self.val_metrics, self.test_metrics):
@@ -103,8 +109,7 @@ class DETRModule(TaskModule):
         output = self.by_size(batch["image"], batch["valid"])
         targets, scores = targets_of(batch), self.model.config.scores
         self.criterion.over_processes = lambda value: value
-        layers = DETROutput(*(part[None] for part in output))
-        metrics["loss"].update(self._set_loss(layers, targets), weight=len(targets.labels))
+        metrics["loss"].update(torch.stack([self._loss_of_one(output, targets, i) for i in range(len(targets.labels))]))
         metrics["cardinality_error"].update(cardinality_error(output.logits, targets, scores), len(targets.labels))
         height, width = batch["size"].unbind(1)
         corners = xyxy(targets.boxes) * torch.stack([width, height, width, height], 1)[:, None]
