@@ -87,12 +87,6 @@ class DETRModule(TaskModule):
     def _set_loss(self, output: DETROutput, targets: Targets) -> Tensor:
         return self.criterion.total(self.criterion(output, targets, self.matcher(output, targets)))
 
-    def _loss_of_one(self, output: DETROutput, targets: Targets, index: int) -> Tensor:
-        """The loss of an image by itself, whatever others are in its batch."""
-        alone = slice(index, index + 1)
-        found = DETROutput(*(part[None, alone] for part in output))
-        return self._set_loss(found, Targets(*(part[alone] for part in targets)))
-
     def setup(self, stage: str) -> None:
         super().setup(stage)
         for metrics in (self.val_metrics, self.test_metrics):
@@ -109,16 +103,12 @@ class DETRModule(TaskModule):
         output = self.by_size(batch["image"], batch["valid"])
         targets, scores = targets_of(batch), self.model.config.scores
         self.criterion.over_processes = lambda value: value
-        metrics["loss"].update(torch.stack([self._loss_of_one(output, targets, i) for i in range(len(targets.labels))]))
-        metrics["cardinality_error"].update(cardinality_error(output.logits, targets, scores), len(targets.labels))
-        height, width = batch["size"].unbind(1)
-        corners = xyxy(targets.boxes) * torch.stack([width, height, width, height], 1)[:, None]
-        wanted = []
-        for i, labels in enumerate(targets.labels):
-            real = labels >= 0
-            values = {"boxes": corners[i], "labels": labels, "crowd": targets.crowd[i], "area": batch["area"][i]}
-            wanted.append({"image_id": batch["image_id"][i], **{name: value[real] for name, value in values.items()}})
-        metrics["coco"].update(detections(output, batch["size"], scores=scores), wanted)
+        for i in range(len(targets.labels)):  # each by itself, so that means do not depend on which are in a batch
+            found = DETROutput(*(part[None, i : i + 1] for part in output))
+            wanted = Targets(*(part[i : i + 1] for part in targets))
+            metrics["loss"].update(self._set_loss(found, wanted))
+            metrics["cardinality_error"].update(cardinality_error(found.logits, wanted, scores))
+        metrics["coco"].update(detections(output, batch["size"], scores=scores), _in_pixels(batch))
 
     def by_size(self, images: Tensor, valid: Tensor) -> DETROutput:
         """The outputs for a padded batch as for each image alone: convolutions would see the padding of the others."""
@@ -150,3 +140,15 @@ def _split(part: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def targets_of(batch: Batch) -> Targets:
     """The objects of a batch."""
     return Targets(batch["labels"], batch["boxes"], batch["crowd"])
+
+
+def _in_pixels(batch: Batch) -> list[dict[str, Tensor]]:
+    """The objects and crowds of each image, as `CocoAP` takes them."""
+    height, width = batch["size"].unbind(1)
+    corners = xyxy(batch["boxes"]) * torch.stack([width, height, width, height], 1)[:, None]
+    wanted = []
+    for i, labels in enumerate(batch["labels"]):
+        real = labels >= 0
+        values = {"boxes": corners[i], "labels": labels, "crowd": batch["crowd"][i], "area": batch["area"][i]}
+        wanted.append({"image_id": batch["image_id"][i], **{name: value[real] for name, value in values.items()}})
+    return wanted
