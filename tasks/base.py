@@ -189,7 +189,10 @@ class TaskModule(LightningModule):
 
     def _log(self, metrics: MetricCollection) -> None:
         """Log over all processes; computed here, where a process that got no sample takes part as well."""
-        self.log_dict(metrics.compute(), prog_bar=metrics is self.val_metrics, sync_dist=True)
+        for name, value in metrics.compute().items():
+            # Values of single classes (val/AP/cat) would fill the line.
+            shown = metrics is self.val_metrics and name.count("/") == 1
+            self.log(name, value, prog_bar=shown, sync_dist=True)
         metrics.reset()
 
     # Optimization

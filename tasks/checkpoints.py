@@ -15,6 +15,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
@@ -41,7 +42,8 @@ class WholeCheckpoints(TorchCheckpointIO):
 class BestCheckpoint(ModelCheckpoint):
     """best.ckpt, by the monitored metric, in a run folder that may have been moved since.
 
-    Of equally good ones the latest is kept: on a small validation set many are.
+    Of equally good ones the latest is kept: on a small validation set many are. None is kept where the metric has
+    nothing to be measured by, as AP in images without objects.
     """
 
     def __init__(self, run: Path, monitor: str, mode: str) -> None:
@@ -54,6 +56,12 @@ class BestCheckpoint(ModelCheckpoint):
             # At the end of an epoch that max_steps cut short the metric would be that of the epoch before.
             save_on_train_epoch_end=False,
         )
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.monitor in trainer.callback_metrics:
+            super().on_validation_end(trainer, pl_module)
+        elif not trainer.sanity_checking:
+            rank_zero_warn(f"{self.monitor} is n/a on the validation data: the run keeps last.ckpt alone")
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         equal = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)

@@ -68,4 +68,4 @@ def _shown(value: Any) -> str:
         return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
     if isinstance(value, int):
         return f"{value:,}"
-    return "-" if value is None else str(value)
+    return "n/a" if value is None else str(value)

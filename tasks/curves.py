@@ -15,7 +15,8 @@ def draw_curves(run: Path) -> None:
     """Draw losses, validated metrics and learning rate over the steps; nothing where nothing was logged."""
     rows = read_metrics(run)
     names = sorted({name for row in rows for name in row})
-    metrics = [name for name in names if name.startswith("val/") and name != "val/loss"]
+    # Without those of single classes, such as val/AP/cat.
+    metrics = [name for name in names if name.startswith("val/") and name.count("/") == 1 and name != "val/loss"]
     panels = {"loss": ["train/loss", "val/loss"], "metric": metrics, "learning rate": ["lr"]}
     panels = {title: kept for title, wanted in panels.items() if (kept := [name for name in wanted if name in names])}
     if not panels:

@@ -67,17 +67,32 @@ def open_weights(out: Path) -> Model:
 # ----------------------------------------------------------------------------------------------------- torch.export
 
 
+class Plain(nn.Module):
+    """A model that returns its tensor, or a plain tuple of its tensors: a graph knows no class of ours."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        out = self.model(*inputs)
+        return out if isinstance(out, Tensor) else tuple(out)
+
+
 def trace(checkpoint: Checkpoint) -> tuple[ExportedProgram, Example]:
     """The model as a graph for any batch size, and the inputs by which it was traced.
 
     Raises:
-        ValueError: the model does something that no graph holds, or that fixes the batch size.
+        ValueError: the model does something that no graph holds, or that fixes an axis that is to be free.
     """
     model, example = build_model(checkpoint, "export"), example_of(checkpoint, 2)
-    shapes = tuple({0: Dim("batch")} for _ in example.inputs)
+    shapes = tuple(
+        {0: Dim("batch"), **{axis: Dim(free, min=least) for axis, (free, least) in example.free.get(name, {}).items()}}
+        for name in example.inputs
+    )
     try:
         with torch.no_grad():  # so that attention and Linears take their paths for inference
-            program = torch.export.export(model, tuple(example.inputs.values()), dynamic_shapes=shapes)
+            program = torch.export.export(Plain(model), tuple(example.inputs.values()), dynamic_shapes=(shapes,))
     except Exception as error:  # torch.export raises many kinds
         raise ValueError(f"torch.export cannot make a graph of this model ({one_line(error)})") from error
     for node in program.graph.nodes:

@@ -19,14 +19,19 @@ def write_onnx(checkpoint: Checkpoint, out: Path) -> None:
     Weights of more than 2 GB, which ONNX's format cannot hold, lie beside it in `OUT.data`.
     """
     traced, example = trace(checkpoint)
-    program = torch.onnx.export(
-        traced,
-        dynamo=True,
-        input_names=list(example.inputs),
-        output_names=list(example.outputs),
-        dynamic_shapes=tuple({0: "batch"} for _ in example.inputs),  # its name; that it is free, the trace says
-        verbose=False,
+    axes = tuple(
+        {0: "batch", **{axis: free for axis, (free, _) in example.free.get(name, {}).items()}}
+        for name in example.inputs
     )
+    with torch.no_grad():  # as it was traced: with gradients attention lays out its output in another way
+        program = torch.onnx.export(
+            traced,
+            dynamo=True,
+            input_names=list(example.inputs),
+            output_names=list(example.outputs),
+            dynamic_shapes=(axes,),  # their names; that they are free, the trace says
+            verbose=False,
+        )
     assert program is not None
     program.model.metadata_props[KEY] = json.dumps(checkpoint.record())
     program.save(out)

@@ -6,11 +6,12 @@ group `multimodal.tasks` that names such a `Task`.
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import tasks
@@ -55,6 +56,8 @@ class Example(NamedTuple):
     """Random tensors [B, ...] by their names in a batch, in the order in which the model takes them."""
     outputs: tuple[str, ...]
     """Names of the tensors [B, ...] that the model returns, in their order."""
+    free: Mapping[str, Mapping[int, tuple[str, int]]] = MappingProxyType({})
+    """For an input, its axes behind the batch that may have other lengths: a name, and the least length."""
 
 
 @dataclass(frozen=True, kw_only=True)

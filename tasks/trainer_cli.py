@@ -338,8 +338,10 @@ class TaskCLI(LightningCLI):
 
     def evaluate(self) -> None:
         """Measure the checkpoint."""
-        results = self._measure(self.verb)
+        results: dict[str, float | None] = {**self._measure(self.verb)}
         if self.trainer.is_global_zero:
+            split = "val" if self.verb == "validate" else "test"
+            results.setdefault(f"{split}/{self.task.metric}", None)  # absent where there is nothing to measure it by
             print(table(results))
 
     def _measure(self, verb: str, checkpoint: Path | None = None) -> dict[str, float]:

@@ -157,7 +157,7 @@ class DETR(nn.Module):
         features = self.input_proj(self.backbone(images))
         size = features.shape[-2:]
         if valid is None:
-            valid = features.new_ones((len(images), *size), dtype=torch.bool)
+            valid = features.new_ones((images.shape[0], *size), dtype=torch.bool)
             padded = False
         else:
             valid = F.interpolate(valid[:, None].float(), size=size)[:, 0].bool()
@@ -172,7 +172,7 @@ class DETR(nn.Module):
     ) -> DETROutput:
         """What `encode` returns to scored boxes; see `forward`."""
         proposed = self.propose(memory, valid) if self.config.queries == "selected" else None
-        x, boxes = self.queries.start(len(memory), noised)
+        x, boxes = self.queries.start(memory.shape[0], noised)  # not len, which an export takes for a constant
         if proposed is not None:
             boxes = torch.cat([boxes[:, : x.shape[1] - self.config.num_queries], proposed.boxes.detach()], 1)
         inputs: dict[str, Any] = {"context": memory, "context_pos": pos, "context_key_mask": valid.flatten(1)}

@@ -87,6 +87,11 @@ class DETRModule(TaskModule):
     def _set_loss(self, output: DETROutput, targets: Targets) -> Tensor:
         return self.criterion.total(self.criterion(output, targets, self.matcher(output, targets)))
 
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        for metrics in (self.val_metrics, self.test_metrics):
+            metrics["coco"].labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
+
     def metrics_of(self) -> dict[str, Metric]:
         return {
             "loss": MeanMetric(nan_strategy="disable"),
@@ -107,7 +112,7 @@ class DETRModule(TaskModule):
         for i, labels in enumerate(targets.labels):
             real = labels >= 0
             values = {"boxes": corners[i], "labels": labels, "crowd": targets.crowd[i], "area": batch["area"][i]}
-            wanted.append({name: value[real] for name, value in values.items()})
+            wanted.append({"image_id": batch["image_id"][i], **{name: value[real] for name, value in values.items()}})
         metrics["coco"].update(detections(output, batch["size"], scores=scores), wanted)
 
     def by_size(self, images: Tensor, valid: Tensor) -> DETROutput:
