@@ -1,0 +1,52 @@
+"""Weights for some classes as a start for others: what belongs to a class goes with its name."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+HEAD = ("class_head.weight", "class_head.bias")
+QUERIES = "queries.labels.weight"
+"""A vector for each class of a noised box, and a last one for "no class yet"; without denoising, that one alone."""
+
+
+def matching(wanted: Sequence[str], had: Sequence[str]) -> dict[int, int]:
+    """Which of the wanted classes is which of those that there are, by index.
+
+    Names count as the same where they are, or else where they differ in upper and lower case alone; a name that comes
+    twice, such as COCO's "N/A", is none.
+    """
+    found: dict[int, int] = {}
+    for spell in (str, str.casefold):
+        names, others = [spell(name) for name in wanted], [spell(name) for name in had]
+        once = {name for name, count in Counter(others).items() if count == 1}
+        once &= {name for name, count in Counter(names).items() if count == 1}
+        for index, name in enumerate(names):
+            if name in once:
+                found.setdefault(index, others.index(name))
+    return found
+
+
+def map_classes(state: State, fresh: State, classes: dict[int, int], *, no_object: bool) -> State:
+    """A checkpoint's weights for other classes.
+
+    Args:
+        state: the weights.
+        fresh: those of a new model, which classes keep that the checkpoint lacks.
+        classes: of the new model's classes, by index, which they are in the checkpoint.
+        no_object: the last row of both class heads is "no object".
+    """
+    mapped = dict(state)
+    for name in (*HEAD, QUERIES):
+        # Where the widths differ, the weights are left as they are, and loading them says what does not fit.
+        if name not in state or name not in fresh or state[name].shape[1:] != fresh[name].shape[1:]:
+            continue
+        rows = fresh[name].clone()
+        if name in HEAD or (len(rows) > 1 and len(state[name]) > 1):
+            rows[list(classes)] = state[name][list(classes.values())].to(rows)
+        if no_object or name == QUERIES:
+            rows[-1] = state[name][-1]
+        mapped[name] = rows
+    return mapped
