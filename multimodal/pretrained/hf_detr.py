@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.layers import FrozenBatchNormAct2d
+from timm.layers.norm_act import FrozenBatchNormAct2d
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 

@@ -1,4 +1,4 @@
-"""What the DETRs of facebookresearch/detr and of Hugging Face have in common: one architecture under two sets of names."""
+"""What the DETRs of facebookresearch/detr and of Hugging Face share: one architecture under two sets of names."""
 
 from dataclasses import replace
 from typing import Any

@@ -40,13 +40,15 @@ def map_classes(state: State, fresh: State, classes: dict[int, int], *, no_objec
     """
     mapped = dict(state)
     for name in (*HEAD, QUERIES):
-        # Where the widths differ, the weights are left as they are, and loading them says what does not fit.
-        if name not in state or name not in fresh or state[name].shape[1:] != fresh[name].shape[1:]:
+        old, rows = state.get(name), fresh.get(name)
+        if old is None or rows is None or old.dim() != rows.dim() or old.shape[1:] != rows.shape[1:]:
+            continue  # loading says what does not fit
+        given = classes if name in HEAD or min(len(old), len(rows)) > 1 else {}
+        if max(given.values(), default=0) >= len(old):
             continue
-        rows = fresh[name].clone()
-        if name in HEAD or (len(rows) > 1 and len(state[name]) > 1):
-            rows[list(classes)] = state[name][list(classes.values())].to(rows)
+        rows = rows.clone()
+        rows[list(given)] = old[list(given.values())].to(rows)
         if no_object or name == QUERIES:
-            rows[-1] = state[name][-1]
+            rows[-1] = old[-1]
         mapped[name] = rows
     return mapped

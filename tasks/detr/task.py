@@ -129,21 +129,17 @@ class DETRModule(TaskModule):
 
         Where the checkpoint names no classes, it has the same ones if it has as many.
         """
-        state, config = checkpoint.state_dict, self.model.config
-        had, scores = checkpoint.config["num_classes"], checkpoint.config["scores"]
-        if labels is not None:
-            known = checkpoint.labels or (labels if had == len(labels) else [])
-            classes = matching(labels, known)
-            if labels == known:
-                classes = {index: index for index in range(had)}
-            else:
-                rank_zero_info(
-                    f"{where}: {len(classes)} of {len(labels)} classes are among its own; the others start anew"
-                )
-            state = map_classes(
-                state, self.model.state_dict(), classes, no_object=scores == config.scores == "softmax"
-            )
+        state, had = checkpoint.state_dict, checkpoint.config["num_classes"]
+        if labels is None:
+            load_weights(self.model, state, where)
+            return
+        known = checkpoint.labels or (labels if had == len(labels) else [])
+        classes = {i: i for i in range(len(labels))} if labels == known else matching(labels, known)
+        softmax = checkpoint.config["scores"] == self.model.config.scores == "softmax"
+        state = map_classes(state, self.model.state_dict(), classes, no_object=softmax)
         load_weights(self.model, state, where)
+        if labels != known:
+            rank_zero_info(f"{where}: {len(classes)} of {len(labels)} classes are among its own; the others start anew")
 
 
 def _split(part: Tensor, count: int) -> tuple[Tensor, Tensor]:

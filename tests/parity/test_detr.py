@@ -1,4 +1,4 @@
-"""A whole DETR but for its backbone, its matching, losses and post-processing, from what facebookresearch/detr recorded.
+"""A DETR without its backbone, matching, losses and post-processing, from what facebookresearch/detr recorded.
 
 The batch is padded. In the original code a mask is True on padding and tokens come first; both are turned here.
 """

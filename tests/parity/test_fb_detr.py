@@ -1,4 +1,4 @@
-"""facebookresearch/detr's files, in and out. What its model computes is in `test_detr.py`; here it stands against HF's."""
+"""facebookresearch/detr's files, in and out, against HF's model; what the original computes is in `test_detr.py`."""
 
 import re
 import warnings
@@ -114,9 +114,7 @@ def tiny_config(**changes: Any) -> Any:
         return tiny(**changes).config
 
 
-@pytest.mark.parametrize(
-    ("backbone", "blocks"), [("resnet34", 6), ("resnet50", 6), ("resnet101", 23)], ids=str
-)
+@pytest.mark.parametrize(("backbone", "blocks"), [("resnet34", 6), ("resnet50", 6), ("resnet101", 23)], ids=str)
 def test_the_backbone_is_told_by_its_third_stage(backbone: str, blocks: int, tmp_path: Path) -> None:
     config = tiny_config(backbone=backbone)
     names = KeyMap(rules(config), template("detr", config)).theirs

@@ -237,7 +237,7 @@ def test_faults_are_told_in_one_line(tmp_path: Path) -> None:
         inner("stride", model_type="timm_backbone", output_stride=8): "output_stride 8, expected 16 or 32",
         inner("lite", model_type="timm_backbone", backbone="efficientnet_lite0"): "norms with an activation or another",
         inner("none", model_type="timm_backbone", backbone="resnet5"): "backbone 'resnet5' is not to be had from timm",
-        resized("size"): "size {'height': 5, 'width': 5}, expected images resized to a shortest_edge and a longest_edge",
+        resized("size"): "size {'height': 5, 'width': 5}, expected images resized to a shortest_edge and a",
         resized("kept", do_resize=False): "do_resize False, expected images resized to",
         resized("raw", size=800, do_rescale=False): "pixels are not scaled by 1/255",
     }
