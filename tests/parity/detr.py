@@ -31,13 +31,18 @@ def build(backbone: str = "test_resnet", **options: Any) -> Any:
     own = {} if "backbone_config" in options else {"use_timm_backbone": True, "backbone": backbone}
     model = transformers.DetrForObjectDetection(transformers.DetrConfig(**(SMALL | own | options)))
     model.set_attn_implementation("eager")
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.add_(torch.randn_like(tensor) * 0.05)
-        for name, tensor in model.named_buffers():
-            if name.endswith("running_var"):
-                tensor.uniform_(0.5, 1.5)
+    randomize(model)
     return model.eval()
+
+
+@torch.no_grad()
+def randomize(module: nn.Module) -> None:
+    """Move weights and statistics off their initial values."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.add_(torch.randn_like(tensor) * 0.05)
+    for name, tensor in module.named_buffers():
+        if name.endswith("running_var"):
+            tensor.uniform_(0.5, 1.5)
 
 
 def padded_batch() -> tuple[Tensor, Tensor]:

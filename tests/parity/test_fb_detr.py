@@ -9,15 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torchvision.models import resnet18, resnet50
+from torchvision.models import resnet
+from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.ops import FrozenBatchNorm2d
 
+from multimodal.blocks.backbone import TimmBackbone
 from multimodal.models.detr import DETR
 from multimodal.pretrained import Checkpoint, load, read
 from multimodal.pretrained.fb_detr import read_file, rules, to_facebook
 from multimodal.pretrained.keymap import KeyMap
 from multimodal.pretrained.record import template
-from tests.parity.detr import build, padded_batch, tiny
+from tests.parity.detr import build, padded_batch, randomize, tiny
 from tests.parity.keys import assert_close
 
 RENAMED = (
@@ -98,15 +100,25 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
     assert read(tmp_path / "detr-r50-bare.pth").record() == read(path).record()
 
 
-@pytest.mark.parametrize(("backbone", "build_theirs"), [("resnet18", resnet18), ("resnet50", resnet50)])
-def test_the_backbones_names_are_torchvisions(backbone: str, build_theirs: Any) -> None:
-    with torch.device("meta"):
-        theirs = build_theirs(norm_layer=FrozenBatchNorm2d).state_dict()
-    config = tiny_config(backbone=backbone)
-    ours = KeyMap(rules(config), template("detr", config)).theirs
-    start = "backbone.0.body."
-    shapes = {key.removeprefix(start): value.shape for key, value in ours.items() if key.startswith(start)}
-    assert shapes == {key: value.shape for key, value in theirs.items() if not key.startswith("fc.")}
+@pytest.mark.parametrize(
+    ("name", "dilation"), [("resnet18", False), ("resnet50", False), ("resnet50", True)], ids=["18", "50", "50-dc5"]
+)
+def test_the_backbone_is_torchvisions(name: str, dilation: bool) -> None:
+    """The original code has its ResNets from there: the same names, and the same stage that is dilated."""
+    dilated = [False, False, dilation]
+    theirs = resnet.__dict__[name](norm_layer=FrozenBatchNorm2d, replace_stride_with_dilation=dilated).eval()
+    randomize(theirs)
+    ours = TimmBackbone(name, dilation=dilation).eval()
+    state = {key: value for key, value in theirs.state_dict().items() if not key.startswith("fc.")}
+    ours.net.load_state_dict(state)
+    images = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        expected = IntermediateLayerGetter(theirs, {"layer4": "0"})(images)["0"]
+        assert_close(ours(images), expected)
+    assert expected.shape[-2:] == ((4, 6) if dilation else (2, 3))
+    config = tiny_config(backbone=name)
+    names = KeyMap(rules(config), template("detr", config)).theirs
+    assert {key for key in names if key.startswith("backbone.")} == {f"backbone.0.body.{key}" for key in state}
 
 
 def tiny_config(**changes: Any) -> Any:
