@@ -37,9 +37,9 @@ def build(backbone: str = "test_resnet", **options: Any) -> Any:
 
 @torch.no_grad()
 def randomize(module: nn.Module) -> None:
-    """Move weights and statistics off their initial values."""
+    """Move weights and statistics off their initial values, and so far that queries and places come to differ."""
     for tensor in (*module.parameters(), *module.buffers()):
-        tensor.add_(torch.randn_like(tensor) * 0.05)
+        tensor.add_(torch.randn_like(tensor) * (0.05 if tensor.dim() != 2 else 2 * tensor.shape[1] ** -0.5))
     for name, tensor in module.named_buffers():
         if name.endswith("running_var"):
             tensor.uniform_(0.5, 1.5)
