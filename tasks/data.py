@@ -4,9 +4,9 @@ import itertools
 import os
 import signal
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+Sample = TypeVar("Sample")
 Key = tuple[int, int] | tuple[int, int, int]
 """Epoch, index and, with repeated augmentation, which repeat: what a dataset is asked for, so that augmentation can
 differ each time."""
@@ -163,6 +164,8 @@ class TaskData(LightningDataModule):
     """
 
     in_memory = False
+    collate: Callable[[list[Any]], Any] | None = None
+    """A static method that makes a batch of items; None = tensors of equal sizes are stacked."""
 
     def __init__(
         self,
@@ -200,6 +203,27 @@ class TaskData(LightningDataModule):
         # With fewer samples than processes an evaluation leaves some of them without any.
         self.allow_zero_length_dataloader_with_multiple_devices = True
 
+    def complete(
+        self, found: Mapping[str, Sequence[Sample]], group: Callable[[Sample], Hashable]
+    ) -> dict[str, Sequence[Sample]]:
+        """Samples for train, val and test: splits that the data lack are held out of train, a share of each group.
+
+        Data with val but without test are tested on val.
+        """
+        missing = [] if "val" in found else ["val"]
+        if "test" not in found and "val" not in found:
+            missing.append("test")
+        shares = {"val": self.val_fraction, "test": self.test_fraction}
+        train = found.get("train", [])
+        parts = stratified_split(
+            [group(sample) for sample in train], [shares[name] for name in missing], self.split_seed
+        )
+        chosen = [[train[index] for index in part] for part in parts]
+        splits: dict[str, Sequence[Sample]] = {**found, **dict(zip(["train", *missing], chosen, strict=True))}
+        if not splits.get("test"):
+            splits["test"] = splits["val"]
+        return splits
+
     def train_dataloader(self) -> EpochLoader:
         return self._loader("train")
 
@@ -225,6 +249,7 @@ class TaskData(LightningDataModule):
             dataset,
             batch_size=self.batch_size,
             sampler=sampler,
+            collate_fn=self.collate,
             num_workers=workers,
             persistent_workers=workers > 0,
             worker_init_fn=outlive_signals,

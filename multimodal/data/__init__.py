@@ -1,6 +1,7 @@
 """Decoding, preprocessing and augmentation, each without a framework; embedded data sets."""
 
 from multimodal.data.augment import Augmentation, train_transform
+from multimodal.data.detection import DetectionPreprocess, detection_transform
 from multimodal.data.image import (
     ImagePreprocess,
     eval_transform,
@@ -12,7 +13,9 @@ from multimodal.data.seeding import seed_all, seeded
 
 __all__ = [
     "Augmentation",
+    "DetectionPreprocess",
     "ImagePreprocess",
+    "detection_transform",
     "eval_transform",
     "list_images",
     "load_image",

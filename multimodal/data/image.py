@@ -8,16 +8,17 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, Literal, Self, get_args
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -85,13 +86,37 @@ def load_image(source: str | os.PathLike[str] | bytes | BinaryIO, channels: int 
     Raises:
         ValueError: one line "file: what was found, what was expected" for whatever is not a whole image of sane size.
     """
+    return load_oriented(source, channels)[0]
+
+
+def load_oriented(source: str | os.PathLike[str] | bytes | BinaryIO, channels: int = 3) -> tuple[Image.Image, int]:
+    """As `load_image`, and the EXIF orientation from 1 to 8 that was applied, by which whatever was measured on the
+    stored pixels is to be turned as well; 1 is upright.
+    """
     if channels not in (1, 3):
         raise ValueError(f"image channels {channels}: images are decoded with 1 (grey) or 3 (RGB)")
+    with _opened(source) as image:
+        before = _orientation(image)
+        image.load()
+        upright, orientation = _upright(image)
+        if before != 1 and _orientation(image) == 1:  # Pillow turns a TIFF while it decodes it
+            orientation = before
+        return _converted(upright, "L" if channels == 1 else "RGB"), orientation
+
+
+def image_size(source: str | os.PathLike[str] | bytes | BinaryIO) -> tuple[int, int]:
+    """Height and width in pixels, by the header alone; errors are those of `load_image`."""
+    with _opened(source) as image:
+        return image.height, image.width
+
+
+@contextmanager
+def _opened(source: str | os.PathLike[str] | bytes | BinaryIO) -> Iterator[Image.Image]:
+    """The image, not yet decoded; whatever goes wrong in the body is told in one line as well."""
     name = _name(source)
     try:
         with Image.open(_stream(source), formats=_formats()) as image:
-            image.load()
-            return _converted(_upright(image), "L" if channels == 1 else "RGB")
+            yield image
     except Image.DecompressionBombError as error:
         pixels = re.search(r"\d+", str(error))
         found = f"{pixels.group()} pixels" if pixels else str(error)
@@ -144,12 +169,22 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _orientation(image: Image.Image) -> int:
     try:
-        return ImageOps.exif_transpose(image)
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except _DECODING_ERRORS:
+        return 1
+    return orientation if orientation in range(1, 9) else 1
+
+
+def _upright(image: Image.Image) -> tuple[Image.Image, int]:
+    """And the orientation that was applied."""
+    try:
+        orientation = _orientation(image)
+        return ImageOps.exif_transpose(image), orientation
     except _DECODING_ERRORS:
         # The pixels are whole and the note about the camera is not: every viewer shows such a file as it lies.
-        return image
+        return image, 1
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
@@ -186,30 +221,23 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagePreprocess:
+class Preprocess:
     """How the images looked that a set of weights was trained on; travels with the weights.
 
     Args:
-        size: height and width in pixels of what the network sees.
         mean: subtracted from each channel, on a scale where white is 1; as many values as there are channels.
         std: what each channel is then divided by.
         interpolation: nearest, bilinear, bicubic or lanczos, always antialiased.
-        crop_pct: `size` as a fraction of what the image is resized to before its centre is cut out; in (0, 1].
-        crop_mode: center keeps the aspect ratio and loses the edges of the longer side, squash does not keep it.
     """
 
-    size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: Interpolation = "bicubic"
-    crop_pct: float = 1.0
-    crop_mode: CropMode = "center"
 
     def __post_init__(self) -> None:
-        for name in ("size", "mean", "std"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if len(self.size) != 2 or not all(isinstance(side, int) and side > 0 for side in self.size):
-            raise ValueError(f"image size {list(self.size)}: expected height and width, both above 0")
+        for field in fields(self):
+            if isinstance(value := getattr(self, field.name), list):
+                object.__setattr__(self, field.name, tuple(value))
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(
                 f"mean has {len(self.mean)} values and std {len(self.std)}: expected one a channel in both"
@@ -218,11 +246,11 @@ class ImagePreprocess:
             raise ValueError(f"mean {list(self.mean)}: expected finite numbers")
         if not all(math.isfinite(value) and value > 0 for value in self.std):
             raise ValueError(f"std {list(self.std)}: expected finite numbers above 0")
-        for name, choices in (("interpolation", get_args(Interpolation)), ("crop_mode", get_args(CropMode))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} {getattr(self, name)!r}: expected one of {', '.join(choices)}")
-        if not 0 < self.crop_pct <= 1:
-            raise ValueError(f"crop_pct {self.crop_pct}: expected a number above 0 and up to 1")
+        self._one_of("interpolation", get_args(Interpolation))
+
+    def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        if getattr(self, name) not in choices:
+            raise ValueError(f"{name} {getattr(self, name)!r}: expected one of {', '.join(choices)}")
 
     @property
     def channels(self) -> int:
@@ -233,13 +261,36 @@ class ImagePreprocess:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "ImagePreprocess":
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(record) - known):
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        known = {field.name: field.default is MISSING for field in fields(cls)}
+        if unknown := sorted(set(record) - set(known)):
             raise ValueError(f"preprocess record has {', '.join(unknown)}: expected {', '.join(sorted(known))}")
-        if missing := sorted({"size", "mean", "std"} - set(record)):
+        if missing := sorted({name for name, needed in known.items() if needed} - set(record)):
             raise ValueError(f"preprocess record lacks {', '.join(missing)}")
         return cls(**record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePreprocess(Preprocess):
+    """Images of one size.
+
+    Args:
+        size: height and width in pixels of what the network sees.
+        crop_pct: `size` as a fraction of what the image is resized to before its centre is cut out; in (0, 1].
+        crop_mode: center keeps the aspect ratio and loses the edges of the longer side, squash does not keep it.
+    """
+
+    size: tuple[int, int]
+    crop_pct: float = 1.0
+    crop_mode: CropMode = "center"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.size) != 2 or not all(isinstance(side, int) and side > 0 for side in self.size):
+            raise ValueError(f"image size {list(self.size)}: expected height and width, both above 0")
+        self._one_of("crop_mode", get_args(CropMode))
+        if not 0 < self.crop_pct <= 1:
+            raise ValueError(f"crop_pct {self.crop_pct}: expected a number above 0 and up to 1")
 
 
 Transform = Callable[[Image.Image], Tensor]
@@ -287,7 +338,7 @@ class Resize:
 class ToTensor:
     """A PIL image to a normalised float32 tensor [C, H, W]."""
 
-    def __init__(self, preprocess: ImagePreprocess) -> None:
+    def __init__(self, preprocess: Preprocess) -> None:
         self.mean = torch.tensor(preprocess.mean).view(-1, 1, 1)
         self.std = torch.tensor(preprocess.std).view(-1, 1, 1)
 

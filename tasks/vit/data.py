@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from multimodal.data import Augmentation, ImagePreprocess, eval_transform, load_image, seeded, train_transform
 from multimodal.data.image import CropMode, Interpolation, Transform
-from tasks.data import Key, TaskData, stratified_split
+from tasks.data import Key, TaskData
 from tasks.vit.cifar import cifar
 from tasks.vit.folder import class_names, scan
 
@@ -203,18 +203,7 @@ class ImageData(TaskData):
     @cached_property
     def _splits(self) -> dict[str, Samples]:
         """The samples of train, val and test, with the splits made that did not come with the data."""
-        found = self._found
-        missing = [] if "val" in found else ["val"]
-        if "test" not in found and "val" not in found:
-            missing.append("test")
-        shares = {"val": self.val_fraction, "test": self.test_fraction}
-        train = found.get("train", [])
-        parts = stratified_split([label for _, label in train], [shares[name] for name in missing], self.split_seed)
-        chosen = [[train[index] for index in part] for part in parts]
-        splits: dict[str, Samples] = {**found, **dict(zip(["train", *missing], chosen, strict=True))}
-        if not splits.get("test"):
-            splits["test"] = splits["val"]
-        return splits
+        return self.complete(self._found, lambda sample: sample[1])
 
     def _readable(self, split: str, samples: Samples) -> Samples:
         """Without the images that cannot be decoded, which are counted and named once. Every process does the same."""
