@@ -14,6 +14,7 @@ from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.ops import FrozenBatchNorm2d
 
 from multimodal.blocks.backbone import TimmBackbone
+from multimodal.data.detection import DetectionPreprocess
 from multimodal.models.detr import DETR
 from multimodal.pretrained import Checkpoint, load, read
 from multimodal.pretrained.fb_detr import read_file, rules, to_facebook
@@ -167,6 +168,8 @@ def test_cocos_classes_are_known_by_their_number(tmp_path: Path) -> None:
         "longest_edge": 1333,
         "category_ids": list(range(91)),
     }
+    transform = DetectionPreprocess.from_dict(checkpoint.preprocess)
+    assert transform == DetectionPreprocess(category_ids=tuple(range(91)))
     write(path, num_classes=20)
     assert read(path).labels is None
     assert read(path).preprocess == checkpoint.preprocess | {"category_ids": None}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from multimodal.data.detection import DetectionPreprocess
 from multimodal.models.detr import DETR, DETROutput
 from multimodal.pretrained import Checkpoint, load, read
 from multimodal.pretrained.hf_detr import to_hf
@@ -174,6 +175,7 @@ def test_labels_and_preprocessing_travel(tmp_path: Path) -> None:
         "category_ids": None,
     }
     assert read(tmp_path).preprocess == published
+    assert DetectionPreprocess.from_dict(published) == DetectionPreprocess()
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"feature_extractor_type": "D", **OLD_PROCESSOR}))
     changes = {"shortest_edge": 640, "longest_edge": 900, "mean": [0.1, 0.2, 0.3], "std": [0.5] * 3}
     assert read(tmp_path).preprocess == published | changes

@@ -20,6 +20,7 @@ TINY: dict[str, Any] = {
 }
 HAD = ["N/A", "person", "cat", "N/A", "dog"]
 BOXES: dict[str, Any] = {"queries": "boxes", "scores": "sigmoid"}
+PROPOSED: dict[str, Any] = {"queries": "selected", "scores": "sigmoid"}
 
 
 def module(num_classes: int, **options: Any) -> DETRModule:
@@ -88,6 +89,13 @@ def test_sigmoid_scores_have_no_row_for_no_object() -> None:
     name = "queries.labels.weight"
     old = theirs.state_dict[name]
     assert torch.equal(state[name], torch.stack([fresh[name][0], old[2], old[5]]))
+
+
+def test_the_head_of_proposals_is_mapped_as_well() -> None:
+    theirs = checkpoint(**PROPOSED)
+    fresh, state = start(module(2, **PROPOSED), theirs, ["cow", "cat"])
+    for name in ("propose_class.weight", "propose_class.bias"):
+        assert torch.equal(state[name], torch.stack([fresh[name][0], theirs.state_dict[name][2]]))
 
 
 @pytest.mark.parametrize(("had", "has"), [(0, 2), (2, 0)])
