@@ -53,7 +53,7 @@ class DETRConfig:
     """The decoder's layers; of the same embed_dim."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     """How classes are scored: softmax against "no object" (DETR), or each by itself, for the focal loss."""
-    queries: Literal["learned", "boxes"] = "learned"
+    queries: Literal["learned", "boxes", "selected"] = "learned"
     """What a query is: a learned vector, or a box that each layer refines ("DAB-DETR", Liu et al. 2022)."""
     modulation: Literal["none", "conditional", "gaussian"] = "none"
     """Cross-attention is led to a query's box: by the sines of its centre ("Conditional DETR", Meng et al. 2021), or by
@@ -75,7 +75,7 @@ class DETRConfig:
         if self.denoising < 0:
             raise ValueError(f"denoising is {self.denoising}, expected at least 0")
         for name in ("modulation", "denoising"):
-            if getattr(self, name) not in (0, "none") and self.queries != "boxes":
+            if getattr(self, name) not in (0, "none") and self.queries == "learned":
                 raise ValueError(f"{name} is {getattr(self, name)} with queries {self.queries!r}, expected 'boxes'")
 
     @property
@@ -122,7 +122,14 @@ class DETR(nn.Module):
         self.box_head = BoxHead(dim)
         if config.scores == "sigmoid":
             nn.init.constant_(self.class_head.bias, -math.log((1 - PRIOR) / PRIOR))
-        if config.queries == "boxes":  # each layer starts from the box that it is given
+        if config.queries == "selected":
+            self.propose_norm = nn.LayerNorm(dim)
+            self.propose_class = nn.Linear(dim, config.num_outputs)
+            self.propose_box = BoxHead(dim)
+            nn.init.constant_(self.propose_class.bias, -math.log((1 - PRIOR) / PRIOR))
+            nn.init.zeros_(self.propose_box.layers[-1].weight)
+            nn.init.zeros_(self.propose_box.layers[-1].bias)
+        if config.queries != "learned":  # each layer starts from the box that it is given
             nn.init.zeros_(self.box_head.layers[-1].weight)
             nn.init.zeros_(self.box_head.layers[-1].bias)
 
@@ -164,7 +171,10 @@ class DETR(nn.Module):
         self, memory: Tensor, valid: Tensor, pos: Tensor, noised: Noised | None = None, *, all_layers: bool = False
     ) -> DETROutput:
         """What `encode` returns to scored boxes; see `forward`."""
+        proposed = self.propose(memory, valid) if self.config.queries == "selected" else None
         x, boxes = self.queries.start(memory.shape[0], noised)  # not len, which an export takes for a constant
+        if proposed is not None:
+            boxes = torch.cat([boxes[:, : x.shape[1] - self.config.num_queries], proposed.boxes.detach()], 1)
         inputs: dict[str, Any] = {"context": memory, "context_pos": pos, "context_key_mask": valid.flatten(1)}
         if noised is not None:
             own = x.shape[1] - noised.real.shape[1]
@@ -181,7 +191,19 @@ class DETR(nn.Module):
                     found.append((self.class_head(h), refined))
                 boxes = None if boxes is None else refined.detach()
         logits, refined = (torch.stack(each) for each in zip(*found, strict=True)) if all_layers else found[-1]
+        if all_layers and proposed is not None:
+            return DETROutput(logits, refined), proposed
         return DETROutput(logits, refined)
+
+    def propose(self, memory, valid):
+        h = self.propose_norm(memory)
+        logits = self.propose_class(h)
+        place = grid(valid)
+        anchors = torch.cat([place, torch.full_like(place, 0.2)], -1)
+        boxes = self.propose_box(h, anchors)
+        score = logits.max(-1).values.masked_fill(~valid.flatten(1), float("-inf"))
+        best = score.topk(self.config.num_queries, dim=1).indices[..., None]
+        return DETROutput(logits.gather(1, best.expand(-1, -1, logits.shape[-1])), boxes.gather(1, best.expand(-1, -1, 4)))
 
     def no_weight_decay(self) -> set[str]:
         """Parameters besides norms and biases that take no weight decay."""
@@ -300,14 +322,19 @@ class GaussianBias(nn.Module):
             self.to_shape.bias.copy_(torch.cat([offset, torch.zeros(heads, 2)], -1).flatten())
 
     def forward(self, x: Tensor, boxes: Tensor, valid: Tensor) -> Tensor:
+        """The bias [B, heads, Q, N] of cross-attention, from tokens [B, Q, D] and boxes [B, Q, 4]."""
         offset, spread = self.to_shape(x).float().unflatten(-1, (self.heads, 4)).split(2, -1)  # [B, Q, heads, 2]
-        centre, sides = boxes[:, :, None, :2], boxes[:, :, None, 2:]
-        centre = (centre + offset * sides).transpose(1, 2)  # [B, heads, Q, 2]
-        sharp = (spread.exp() / (sides * 0.5).clamp(min=0.02)).transpose(1, 2)
-        total = [(valid.cumsum(axis) - 0.5) / valid.sum(axis, keepdim=True).clamp(min=1) for axis in (2, 1)]
-        place = torch.stack(total, -1).flatten(1, 2)[:, None]  # [B, 1, N, 2] x, y
-        out = 0
-        for i in (0, 1):
-            d = (place[..., i][:, :, None, :] - centre[..., i, None]) * sharp[..., i, None]
-            out = out - 0.5 * d * d
-        return out.to(x.dtype)
+        sides = boxes[:, :, None, 2:]
+        centre = boxes[:, :, None, :2] + offset * sides
+        sharp = (spread.exp() / (sides * 0.5).clamp(min=0.02)).square() / 2
+        # -sharp (place - centre)², multiplied out: a product of matrices instead of passes over [B, heads, Q, N].
+        place = grid(valid)
+        q = torch.cat([-sharp, 2 * sharp * centre, (-sharp * centre.square()).sum(-1, keepdim=True)], -1)
+        k = torch.cat([place.square(), place, torch.ones_like(place[..., :1])], -1)
+        with torch.autocast(x.device.type, enabled=False):
+            return (q.transpose(1, 2) @ k.transpose(1, 2)[:, None]).to(x.dtype)
+
+
+def grid(valid: Tensor) -> Tensor:
+    total = [(valid.cumsum(axis) - 0.5) / valid.sum(axis, keepdim=True).clamp(min=1) for axis in (2, 1)]
+    return torch.stack(total, -1).flatten(1, 2)  # [B, N, 2]

@@ -4,7 +4,6 @@ Those differ from the names in memory since transformers 5, and transformers tra
 memory is therefore saved and read back. Reading and writing folders needs no transformers.
 """
 
-import json
 import math
 import tempfile
 import warnings
@@ -15,7 +14,17 @@ from typing import Any
 from torch import nn
 
 from multimodal.models.vit import ViTConfig
-from multimodal.pretrained.files import one_line, read_folder_weights, read_json, write_safetensors, write_whole
+from multimodal.pretrained.files import one_line, read_folder_weights, read_json, write_safetensors
+from multimodal.pretrained.hf import (
+    named,
+    read_activation,
+    read_labels,
+    read_pixels,
+    write_activation,
+    write_json,
+    write_labels,
+    write_pixels,
+)
 from multimodal.pretrained.keymap import KeyMap, Reshape, Rule
 from multimodal.pretrained.record import Checkpoint, build_config, plain_config, require, template
 
@@ -58,15 +67,6 @@ _FIELDS: tuple[tuple[str, str, Any], ...] = (
     ("num_channels", "in_channels", 3),
     ("qkv_bias", "qkv_bias", True),
 )
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
 # What HF's ViT cannot be told, and so has to be as it is there.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "norm_order": ("pre",),
@@ -91,8 +91,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "pre_norm": (False,),
     "pool_norm": (False,),
 }
-# PIL's numbers, as preprocessor_config.json has them.
-_RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -134,28 +132,19 @@ def _description(folder: Path, where: str) -> tuple[ViTConfig, list[str] | None,
     architecture = (hf.get("architectures") or [None])[0]
     if architecture not in ("ViTForImageClassification", "ViTModel"):
         raise ValueError(f"{where}: architecture {architecture!r}, expected ViTForImageClassification or ViTModel")
-    labels = _labels(hf) if architecture == "ViTForImageClassification" else []
-    unnamed = labels == [f"LABEL_{i}" for i in range(len(labels))]
+    labels = read_labels(hf) if architecture == "ViTForImageClassification" else []
     config = _config(hf, len(labels), where)
-    return config, None if unnamed else labels, _preprocess(folder, config)
-
-
-def _labels(hf: Mapping[str, Any]) -> list[str]:
-    names = hf.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
-    return [str(names[index]) for index in sorted(names, key=int)]
+    return config, named(labels), _preprocess(folder, config)
 
 
 def _config(hf: Mapping[str, Any], num_classes: int, where: str) -> ViTConfig:
     values = {ours: hf.get(theirs, default) for theirs, ours, default in _FIELDS}
-    activation = hf.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"{where}: hidden_act {activation!r}, expected one of {', '.join(_ACTIVATIONS)}")
     config: ViTConfig = build_config(
         "vit",
         {
             **values,
             "mlp_ratio": hf.get("intermediate_size", 3072) / values["embed_dim"],
-            "activation": _ACTIVATIONS[activation],
+            "activation": read_activation(hf.get("hidden_act", "gelu"), "hidden_act", where),
             "num_classes": num_classes,
         },
         where,
@@ -169,17 +158,10 @@ def _preprocess(folder: Path, config: ViTConfig) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     hf = read_json(path)
-    resample, normalize = hf.get("resample", 2), hf.get("do_normalize", True)
-    if resample not in _RESAMPLE:
-        raise ValueError(f"{path}: resample {resample!r}, expected one of {', '.join(map(str, _RESAMPLE))}")
-    if not hf.get("do_rescale", True) or abs(hf.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-6:
-        raise ValueError(f"{path}: pixels are not scaled by 1/255, expected do_rescale with that factor")
-    cropped = hf.get("do_center_crop", False)
+    cropped, half = hf.get("do_center_crop", False), [0.5] * config.in_channels
     return {
         "size": list(config.image_hw),
-        "mean": hf.get("image_mean", [0.5] * config.in_channels) if normalize else [0.0] * config.in_channels,
-        "std": hf.get("image_std", [0.5] * config.in_channels) if normalize else [1.0] * config.in_channels,
-        "interpolation": _RESAMPLE[resample],
+        **read_pixels(hf, path, half, half),
         "crop_pct": _edge(hf["crop_size"]) / _edge(hf["size"]) if cropped else 1.0,
         "crop_mode": "center" if cropped else "squash",
     }
@@ -204,22 +186,20 @@ def to_hf(checkpoint: Checkpoint, folder: Path) -> None:
     prefix = "vit." if config.num_classes else ""
     names = KeyMap(rules(config, prefix), template(checkpoint.task, config))
     state = names.to_theirs(checkpoint.state_dict, where)
-    labels = checkpoint.labels or [f"LABEL_{i}" for i in range(config.num_classes)]
     hf = {theirs: getattr(config, ours) for theirs, ours, _ in _FIELDS}
     hf |= {
         "model_type": "vit",
         "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
         "intermediate_size": round(config.embed_dim * config.mlp_ratio),
-        "hidden_act": next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation),
+        "hidden_act": write_activation(config.activation),
     }
-    if labels:
-        hf["id2label"] = {str(i): label for i, label in enumerate(labels)}
-        hf["label2id"] = {label: i for i, label in enumerate(labels)}
+    if config.num_classes:
+        hf |= write_labels(checkpoint.labels, config.num_classes)
     folder.mkdir(parents=True, exist_ok=True)
     write_safetensors(folder / "model.safetensors", state, {})
-    _write_json(folder / "config.json", hf)
+    write_json(folder / "config.json", hf)
     if checkpoint.preprocess is not None:
-        _write_json(folder / "preprocessor_config.json", _preprocessor(checkpoint.preprocess))
+        write_json(folder / "preprocessor_config.json", _preprocessor(checkpoint.preprocess))
 
 
 def _preprocessor(preprocess: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,18 +211,8 @@ def _preprocessor(preprocess: Mapping[str, Any]) -> dict[str, Any]:
     crop = {"do_center_crop": True, "crop_size": {"height": size[0], "width": size[1]}}
     return {
         "image_processor_type": "ViTImageProcessor" if squash and crop_pct == 1 else "CLIPImageProcessor",
-        "do_resize": True,
         "size": {"height": height, "width": width} if squash else {"shortest_edge": height},
-        "resample": next(number for number, name in _RESAMPLE.items() if name == preprocess["interpolation"]),
         **({} if squash and crop_pct == 1 else crop),
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
         "do_convert_rgb": len(preprocess["mean"]) == 3,
-        "image_mean": preprocess["mean"],
-        "image_std": preprocess["std"],
+        **write_pixels(preprocess),
     }
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(data, indent=2).encode())

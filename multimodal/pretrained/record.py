@@ -5,6 +5,7 @@ import types
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -137,14 +138,26 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], where: str) -> N
     model.load_state_dict(state)
 
 
-def require(config: StackConfig, allowed: Mapping[str, Collection[Any]], where: str) -> None:
-    """ValueError unless each field has one of the values that a foreign format can express."""
-    values = {name: getattr(config, name) for name in allowed}
+def require(config: Any, allowed: Mapping[str, Collection[Any]], where: str) -> None:
+    """ValueError unless each field has one of the values that a foreign format can express.
+
+    A name may lead into a stack of the model: `encoder.norm_order`.
+    """
+    values = {name: attrgetter(name)(config) for name in allowed}
     wrong = [f"{name} {value!r}" for name, value in values.items() if value not in allowed[name]]
-    kernels = sorted(set(config.attention_kernels) - {"auto", "naive", "sdpa"})
-    wrong += [f"attention {name!r}" for name in kernels]
+    for prefix, stack in _stacks(config).items():
+        kernels = sorted(set(stack.attention_kernels) - {"auto", "naive", "sdpa"})
+        wrong += [f"{prefix}attention {name!r}" for name in kernels]
     if wrong:
         raise ValueError(f"{where}: that format cannot express {', '.join(wrong)}")
+
+
+def _stacks(config: Any) -> dict[str, StackConfig]:
+    """The stacks of a model, by what the names of their fields begin with."""
+    if isinstance(config, StackConfig):
+        return {"": config}
+    values = {f"{field.name}.": getattr(config, field.name) for field in fields(config)}
+    return {prefix: value for prefix, value in values.items() if isinstance(value, StackConfig)}
 
 
 def _from_plain(cls: type, values: Mapping[str, Any]) -> Any:

@@ -26,16 +26,16 @@ class Source:
 
     file: str
     """The file of this folder; `read_module`, `read_folder`, `read_published`, `read_file`: those that it serves."""
-    library: str
-    """Top package of modules in memory."""
+    library: str | None = None
+    """Top package of modules in memory; None = it serves files alone."""
     model_type: str | None = None
     """`model_type` in a Hugging Face config.json, and in the config of a transformers module."""
     folder_key: str | None = None
     """A key that only this source's config.json has."""
     prefix: str | None = None
     """`PREFIX:NAME` is a published name."""
-    file_key: str | None = None
-    """How a key of a bare weight file begins."""
+    file_key: tuple[str, ...] = ()
+    """How a key of a bare weight file begins, any of these."""
 
     def reader(self, function: str) -> Any:
         """A function of this source's file, which is imported now."""
@@ -50,17 +50,20 @@ class Source:
         """Whether a folder with this config.json is of this source."""
         if self.folder_key is not None:
             return self.folder_key in config
-        return config.get("model_type") == self.model_type
+        return self.model_type is not None and config.get("model_type") == self.model_type
 
 
 SOURCES = (
-    Source("timm_vit", "timm", folder_key="architecture", prefix="timm", file_key="blocks.0."),
+    Source("timm_vit", "timm", folder_key="architecture", prefix="timm", file_key=("blocks.0.",)),
     Source("hf_vit", "transformers", model_type="vit"),
+    Source("hf_detr", "transformers", model_type="detr"),
+    Source("fb_detr", file_key=("transformer.encoder.layers.", "detr.transformer.")),
 )
 """Asked in this order."""
 
-FORMATS = "a run folder, a .ckpt or .safetensors file, a Hugging Face or timm folder, or " + ", ".join(
-    f"{source.prefix}:NAME" for source in SOURCES if source.prefix
+FORMATS = (
+    "a run folder, a .ckpt or .safetensors file, a Hugging Face or timm folder, a .pth file of timm or "
+    "facebookresearch/detr, or " + ", ".join(f"{source.prefix}:NAME" for source in SOURCES if source.prefix)
 )
 """What a path or name may be, for help and errors."""
 
@@ -70,7 +73,8 @@ def read(source: AnySource, *, task: str | None = None) -> Checkpoint:
 
     Args:
         source: a run folder, a `.ckpt` or `.safetensors` file of this suite, a folder of Hugging Face or timm, a bare
-            file of timm weights named after its model, `timm:NAME[.TAG]`, or a module of timm or transformers.
+            file of timm weights named after its model or of facebookresearch/detr, `timm:NAME[.TAG]`, or a module of
+            timm or transformers.
         task: refuse what belongs to another task.
 
     Raises:
@@ -126,7 +130,7 @@ def _read_module(module: nn.Module) -> Checkpoint:
         if source.takes_module(module):
             checkpoint: Checkpoint = source.reader("read_module")(module)
             return checkpoint
-    raise ValueError(f"{_name(module)}: no known source, expected a module of timm, or a ViT of transformers")
+    raise ValueError(f"{_name(module)}: no known source, expected a module of timm, or a ViT or DETR of transformers")
 
 
 def _read_text(text: str) -> Checkpoint:
@@ -155,7 +159,7 @@ def _read_folder(folder: Path) -> Checkpoint:
         if source.takes_folder(config):
             checkpoint: Checkpoint = source.reader("read_folder")(folder)
             return checkpoint
-    known = ", ".join(source.model_type or f"any with {source.folder_key!r}" for source in SOURCES)
+    known = ", ".join(source.model_type or f"any with {source.folder_key!r}" for source in SOURCES if source.library)
     raise ValueError(f"{folder}: config.json has model_type {config.get('model_type')!r}, expected {known}")
 
 
@@ -171,7 +175,7 @@ def _read_file(path: Path) -> Checkpoint:
     else:
         raise ValueError(f"{path}: a file ending in {path.suffix or 'nothing'!r}, expected {FORMATS}")
     for source in SOURCES:
-        if source.file_key and any(key.startswith(source.file_key) for key in state):
+        if any(key.startswith(source.file_key) for key in state):
             checkpoint: Checkpoint = source.reader("read_file")(path, state)
             return checkpoint
     raise ValueError(f"{path}: its keys ({', '.join(sorted(state)[:3])}, …) are of no known source, expected {FORMATS}")

@@ -1,6 +1,6 @@
 """Object detection with DETR."""
 
-from tasks.registry import Link, Task, Verb
+from tasks.registry import FORMATS, Format, Link, Task, Verb
 
 TASK = Task(
     name="detr",
@@ -13,4 +13,18 @@ TASK = Task(
     example="tasks.detr.example:example",
     links=(Link(source="data.num_classes", target="model.num_classes", on="instantiate"),),
     verbs=(Verb(name="predict", help="find objects in images, and draw them", module="tasks.detr.predict"),),
+    formats=(
+        *FORMATS,
+        Format(
+            name="huggingface",
+            help="a folder for DetrForObjectDetection.from_pretrained('OUT')",
+            write="multimodal.pretrained.hf_detr:to_hf",
+        ),
+        Format(
+            name="facebook",
+            help="weights for facebookresearch/detr, without labels",
+            write="multimodal.pretrained.fb_detr:to_facebook",
+            suffix=".pth",
+        ),
+    ),
 )

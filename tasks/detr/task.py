@@ -11,6 +11,7 @@ from multimodal.models.detr import DETR, DETRConfig, DETROutput
 from multimodal.pretrained import Checkpoint, load_weights
 from multimodal.pretrained.backbone import load_backbone
 from tasks.base import Batch, TaskModule
+from tasks.detr.classes import map_classes, matching
 from tasks.detr.criterion import SetCriterion, cardinality_error, mean_over_processes
 from tasks.detr.denoising import add_noise, denoising_pairs
 from tasks.detr.matcher import HungarianMatcher, Targets, xyxy
@@ -124,12 +125,21 @@ class DETRModule(TaskModule):
         return self.backbone_lr if name.startswith("backbone.") else 1.0
 
     def load_pretrained(self, checkpoint: Checkpoint, where: str, labels: list[str] | None = None) -> None:
-        """Load the weights; classes are mapped by name, and those that the checkpoint lacks get new rows of the head."""
-        state = dict(checkpoint.state_dict)
-        if labels is not None and labels != checkpoint.labels:
-            kept = self._map_classes(state, checkpoint)
-            rank_zero_info(f"{where}: {kept} of {len(labels)} classes are among its own; the others start anew")
+        """Load the weights; classes are mapped by name, and those that the checkpoint lacks get new rows of the head.
+
+        Where the checkpoint names no classes, it has the same ones if it has as many.
+        """
+        state, had = checkpoint.state_dict, checkpoint.config["num_classes"]
+        if labels is None:
+            load_weights(self.model, state, where)
+            return
+        known = checkpoint.labels or (labels if had == len(labels) else [])
+        classes = {i: i for i in range(len(labels))} if labels == known else matching(labels, known)
+        softmax = checkpoint.config["scores"] == self.model.config.scores == "softmax"
+        state = map_classes(state, self.model.state_dict(), classes, no_object=softmax)
         load_weights(self.model, state, where)
+        if labels != known:
+            rank_zero_info(f"{where}: {len(classes)} of {len(labels)} classes are among its own; the others start anew")
 
 
 def _split(part: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""DETR's encoder and decoder, from outputs recorded with facebookresearch/detr on a padded batch.
+"""A DETR without its backbone, matching, losses and post-processing, from what facebookresearch/detr recorded.
 
-In its code a mask is True on padding and tokens come first; both are turned here, at the door.
+The batch is padded. In the original code a mask is True on padding and tokens come first; both are turned here.
 """
 
 import json
@@ -9,23 +9,29 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from multimodal.blocks import Stack, StackConfig, sine_2d
-from tests.parity.keys import assert_close, assert_same_initialisation, final_norm, qkv, to_blocks
+from multimodal.blocks import Stack, StackConfig
+from multimodal.models.detr import DETR, LAYERS, DETRConfig, DETROutput
+from multimodal.pretrained.fb_detr import rules
+from multimodal.pretrained.keymap import KeyMap
+from tasks.detr.criterion import SetCriterion, cardinality_error, class_error
+from tasks.detr.matcher import HungarianMatcher, Pairs, Targets
+from tasks.detr.postprocess import detections
+from tests.parity.keys import assert_close, assert_same_initialisation, qkv, to_blocks
 
-TABLE = {
+DECODER = {
     "self_attn.in_proj": qkv("self_attn"),
     "self_attn.out_proj": "self_attn.out_proj",
     "multihead_attn.in_proj": qkv("cross_attn"),
     "multihead_attn.out_proj": "cross_attn.out_proj",
     "linear1": "mlp.fc1",
     "linear2": "mlp.fc2",
+    "norm1": "self_attn_residual.norm",
+    "norm2": "cross_attn_residual.norm",
+    "norm3": "mlp_residual.norm",
 }
-ENCODER = {**TABLE, "norm1": "self_attn_residual.norm", "norm2": "mlp_residual.norm"}
-DECODER = {**ENCODER, "norm2": "cross_attn_residual.norm", "norm3": "mlp_residual.norm"}
 
 
 class Recorded:
@@ -35,14 +41,24 @@ class Recorded:
         with safe_open(path, "pt") as file:
             self.tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
             self.config: dict[str, Any] = json.loads(file.metadata()["config"])
+            self.losses: dict[str, float] = json.loads(file.metadata()["losses"])
         self.valid = ~self["input.pad_mask"]
         self.state = {key.removeprefix("state."): t for key, t in self.tensors.items() if key.startswith("state.")}
 
     def __getitem__(self, key: str) -> Tensor:
         return self.tensors[key]
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(x, self.state[f"{name}.weight"], self.state[f"{name}.bias"])
+    @property
+    def targets(self) -> Targets:
+        images = range(len(self.valid))
+        labels = nn.utils.rnn.pad_sequence([self[f"target.{i}.labels"] for i in images], True, -1)
+        boxes = nn.utils.rnn.pad_sequence([self[f"target.{i}.boxes"] for i in images], True)
+        return Targets(labels, boxes, torch.zeros_like(labels, dtype=torch.bool))
+
+    def losses_of(self, name: str) -> Tensor:
+        """The losses of each layer: the last one's has no number."""
+        auxiliary = [self.losses[f"{name}_{i}"] for i in range(self.config["dec_layers"] - 1)]
+        return torch.tensor([*auxiliary, self.losses[name]])
 
 
 @pytest.fixture(scope="module")
@@ -50,67 +66,101 @@ def recorded(shared: Path) -> Recorded:
     return Recorded(shared / "oracles" / "detr_facebook.safetensors")
 
 
-def build(recorded: Recorded, side: str) -> Stack:
-    config, decoder = recorded.config, side == "decoder"
-    ours = Stack(
-        StackConfig(
-            embed_dim=config["d_model"],
-            depth=config["dec_layers" if decoder else "enc_layers"],
-            num_heads=config["nhead"],
-            mlp_ratio=config["dim_feedforward"] / config["d_model"],
-            activation="relu",
-            norm_order="post",
-            final_norm=decoder,
-            init="detr",
-        ),
-        context_dim=config["d_model"] if decoder else None,
+@pytest.fixture(scope="module")
+def model(recorded: Recorded) -> DETR:
+    """The recorded model, without a backbone: what was recorded are features."""
+    config = recorded.config
+    layers = {
+        **LAYERS,
+        "embed_dim": config["d_model"],
+        "num_heads": config["nhead"],
+        "mlp_ratio": config["dim_feedforward"] / config["d_model"],
+    }
+    ours = DETRConfig(
+        num_classes=config["num_classes"],
+        num_queries=config["num_queries"],
+        backbone="conv",
+        encoder=StackConfig(**(layers | {"depth": config["enc_layers"]}), final_norm=False),
+        decoder=StackConfig(**(layers | {"depth": config["dec_layers"]})),
     )
-    weights = to_blocks(recorded.state, f"transformer.{side}.layers", DECODER if decoder else ENCODER)
-    ours.load_state_dict(weights | final_norm(recorded.state, f"transformer.{side}.norm"))
-    return ours.eval()
+    model = DETR(ours)
+    model.backbone = nn.Identity()
+    model.input_proj = nn.Conv2d(config["backbone_channels"], config["d_model"], 1)
+    model.load_state_dict(KeyMap(rules(ours), model.state_dict()).to_ours(recorded.state, "recorded"))
+    return model.eval()
 
 
-def test_sine_2d(recorded: Recorded) -> None:
-    assert_close(sine_2d(recorded.valid, 64), recorded["output.position"].flatten(2).transpose(1, 2))
+@pytest.fixture(scope="module")
+def output(recorded: Recorded, model: DETR) -> DETROutput:
+    """What all layers find."""
+    with torch.no_grad():
+        return model(recorded["input.features"], recorded.valid, all_layers=True)
+
+
+@pytest.fixture(scope="module")
+def pairs(recorded: Recorded, output: DETROutput) -> Pairs:
+    return HungarianMatcher()(output, recorded.targets)
 
 
 @torch.no_grad()
-def test_encoder(recorded: Recorded) -> None:
+def test_hidden_states(recorded: Recorded, model: DETR) -> None:
+    """The decoder's norm acts on every layer's output and is not fed back."""
     assert not recorded.valid.all()
-    features = recorded["input.features"].flatten(2).transpose(1, 2)
-    weight, bias = recorded.state["input_proj.weight"].flatten(1), recorded.state["input_proj.bias"]
-    out = build(recorded, "encoder")(
-        F.linear(features, weight, bias),
-        pos=recorded["output.position"].flatten(2).transpose(1, 2),
-        key_mask=recorded.valid.flatten(1),
-        need_layers=(0, 1),
-    )
-    for i, layer in enumerate(out.layers):
+    layers: list[Tensor] = []
+    blocks = [*model.encoder.blocks, *model.decoder.blocks]
+    hooks = [block.register_forward_hook(lambda *call: layers.append(call[-1].tokens)) for block in blocks]
+    memory, valid, pos = model.encode(recorded["input.features"], recorded.valid)
+    model.decode(memory, valid, pos)
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(valid, recorded.valid)
+    assert_close(pos, recorded["output.position"].flatten(2).transpose(1, 2))
+    assert_close(memory, recorded["output.memory"].flatten(2).transpose(1, 2))
+    encoder, decoder = layers[: len(model.encoder.blocks)], layers[len(model.encoder.blocks) :]
+    for i, layer in enumerate(encoder):
         assert_close(layer, recorded[f"output.encoder.{i}"])
-    assert_close(out.last, recorded["output.memory"].flatten(2).transpose(1, 2))
+    assert_close(torch.stack([model.decoder.norm(layer) for layer in decoder]), recorded["output.hidden"])
 
 
 @torch.no_grad()
-def test_decoder(recorded: Recorded) -> None:
-    """The norm acts on every layer's output and is not fed back; logits and boxes come from all layers."""
-    decoder = build(recorded, "decoder")
-    queries = recorded.state["query_embed.weight"]
-    out = decoder(
-        queries.new_zeros(3, *queries.shape),
-        recorded["output.memory"].flatten(2).transpose(1, 2),
-        pos=queries[None],
-        context_pos=recorded["output.position"].flatten(2).transpose(1, 2),
-        context_key_mask=recorded.valid.flatten(1),
-        need_layers=range(3),
-    )
-    hidden = torch.stack([decoder.norm(layer) for layer in out.layers])
-    assert_close(hidden, recorded["output.hidden"])
-    assert_close(out.last, recorded["output.hidden"][-1])
-    assert_close(recorded.linear("class_embed", hidden), recorded["output.logits"])
-    box = hidden
-    for i in range(2):
-        box = recorded.linear(f"bbox_embed.layers.{i}", box).relu()
-    assert_close(recorded.linear("bbox_embed.layers.2", box).sigmoid(), recorded["output.boxes"])
+def test_outputs(recorded: Recorded, model: DETR, output: DETROutput) -> None:
+    assert_close(output.logits, recorded["output.logits"])
+    assert_close(output.boxes, recorded["output.boxes"])
+    last = model(recorded["input.features"], recorded.valid)
+    assert torch.equal(last.logits, output.logits[-1])
+    assert torch.equal(last.boxes, output.boxes[-1])
+
+
+def test_matching(recorded: Recorded, pairs: Pairs) -> None:
+    last, count = recorded.config["dec_layers"] - 1, 0
+    for layer in range(last + 1):
+        for image in range(len(recorded.valid)):
+            key = f"output.match.{image}" if layer == last else f"output.match_aux.{layer}.{image}"
+            chosen = (pairs.layer == layer) & (pairs.image == image)
+            assert torch.equal(pairs.query[chosen], recorded[f"{key}.query"])
+            assert torch.equal(pairs.target[chosen], recorded[f"{key}.target"])
+            count += int(chosen.sum())
+    assert count == len(pairs.layer) > 0
+
+
+def test_losses(recorded: Recorded, output: DETROutput, pairs: Pairs) -> None:
+    targets = recorded.targets
+    losses = SetCriterion()(output, targets, pairs)
+    for name, values in losses.items():
+        assert_close(values, recorded.losses_of(name))
+    found = cardinality_error(output.logits, targets, "softmax")
+    assert_close(found, recorded.losses_of("cardinality_error"))
+    assert_close(class_error(output.logits, targets, pairs), torch.tensor(recorded.losses["class_error"]))
+    weights = recorded.config["weights"]
+    expected = sum(weight * recorded.losses_of(name).sum() for name, weight in weights.items())
+    assert_close(SetCriterion().total(losses), expected)
+
+
+def test_detections(recorded: Recorded, output: DETROutput) -> None:
+    last = DETROutput(output.logits[-1], output.boxes[-1])
+    for image, found in enumerate(detections(last, recorded["input.sizes"])):
+        for name, value in found.items():
+            assert_close(value, recorded[f"output.post.{image}.{name}"])
 
 
 def test_initialisation() -> None:

@@ -21,6 +21,7 @@ from multimodal.data import (
     load_image,
     natural_key,
 )
+from multimodal.data.image import image_size
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -161,6 +162,15 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
 def test_broken_exif_does_not_spoil_whole_pixels(tmp_path: Path) -> None:
     path = saved(Image.fromarray(noise(8, 8)), tmp_path / "a.jpg", exif=b"Exif\x00\x00nonsense")
     assert load_image(path).size == (8, 8)
+
+
+def test_the_size_by_the_header_alone(tmp_path: Path) -> None:
+    path = saved(Image.fromarray(noise(8, 5)), tmp_path / "a.jpg")
+    size = Image.open(path).size[::-1]
+    path.write_bytes(path.read_bytes()[:-40])
+    assert image_size(path) == size
+    with pytest.raises(ValueError, match=r"b.jpg: no such file"):
+        image_size(tmp_path / "b.jpg")
 
 
 def test_sources_and_animations(tmp_path: Path) -> None:
