@@ -104,17 +104,12 @@ class DETRModule(TaskModule):
         output = self.by_size(batch["image"], batch["valid"])
         targets, scores = targets_of(batch), self.model.config.scores
         self.criterion.over_processes = lambda value: value
-        layers = DETROutput(*(part[None] for part in output))
-        metrics["loss"].update(self._set_loss(layers, targets), weight=len(targets.labels))
-        metrics["cardinality_error"].update(cardinality_error(output.logits, targets, scores), len(targets.labels))
-        height, width = batch["size"].unbind(1)
-        corners = xyxy(targets.boxes) * torch.stack([width, height, width, height], 1)[:, None]
-        wanted = []
-        for i, labels in enumerate(targets.labels):
-            real = labels >= 0
-            values = {"boxes": corners[i], "labels": labels, "crowd": targets.crowd[i], "area": batch["area"][i]}
-            wanted.append({"image_id": batch["image_id"][i], **{name: value[real] for name, value in values.items()}})
-        metrics["coco"].update(detections(output, batch["size"], scores=scores), wanted)
+        for i in range(len(targets.labels)):  # each by itself, so that means do not depend on which are in a batch
+            found = DETROutput(*(part[None, i : i + 1] for part in output))
+            wanted = Targets(*(part[i : i + 1] for part in targets))
+            metrics["loss"].update(self._set_loss(found, wanted))
+            metrics["cardinality_error"].update(cardinality_error(found.logits, wanted, scores))
+        metrics["coco"].update(detections(output, batch["size"], scores=scores), _in_pixels(batch))
 
     def by_size(self, images: Tensor, valid: Tensor) -> DETROutput:
         """The outputs for a padded batch as for each image alone: convolutions would see the padding of the others."""
@@ -155,3 +150,15 @@ def _split(part: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def targets_of(batch: Batch) -> Targets:
     """The objects of a batch."""
     return Targets(batch["labels"], batch["boxes"], batch["crowd"])
+
+
+def _in_pixels(batch: Batch) -> list[dict[str, Tensor]]:
+    """The objects and crowds of each image, as `CocoAP` takes them."""
+    height, width = batch["size"].unbind(1)
+    corners = xyxy(batch["boxes"]) * torch.stack([width, height, width, height], 1)[:, None]
+    wanted = []
+    for i, labels in enumerate(batch["labels"]):
+        real = labels >= 0
+        values = {"boxes": corners[i], "labels": labels, "crowd": batch["crowd"][i], "area": batch["area"][i]}
+        wanted.append({"image_id": batch["image_id"][i], **{name: value[real] for name, value in values.items()}})
+    return wanted

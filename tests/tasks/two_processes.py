@@ -7,10 +7,12 @@ import json
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from copy import deepcopy
 from functools import cache
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -29,7 +32,7 @@ from tasks.data import Key, TaskData
 from tasks.registry import Task
 from tasks.trainer_cli import TaskCLI
 from tests.tasks import commands
-from tests.tasks.commands import SMALL
+from tests.tasks.commands import DROPOUT, PLAIN, SMALL
 
 ON_TWO = {"accelerator": "cpu", "devices": 2, "use_distributed_sampler": False}
 SILENT = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -42,7 +45,7 @@ def built(task: Task, *flags: str) -> tuple[TaskModule, TaskData]:
 
 @cache
 def _parsed(task: Task, *flags: str) -> tuple[TaskModule, TaskData]:
-    small = [*SMALL, "--data.batch_size", "8", "--trainer.fast_dev_run", "true"]
+    small = [*PLAIN[task.name], "--data.batch_size", "8", "--trainer.fast_dev_run", "true"]
     with ExitStack() as held:
         cli = TaskCLI("fit", task, [*small, *flags], held)
     return cli.model, cli.datamodule
@@ -80,6 +83,21 @@ class Recorder(Callback):
             self.gradients[name] = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.clone()
 
 
+def joined(batches: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Batches as one: those that are padded to a size of their own get that of the largest."""
+
+    def padded(part: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        missing = [(0, size - had) for size, had in zip(sizes, part.shape[1:], strict=True)]
+        return pad(part, list(chain(*reversed(missing))), value=-1 if part.dtype == torch.int64 else 0)  # -1 = no class
+
+    whole = {}
+    for name in batches[0]:
+        parts = [batch[name] for batch in batches]
+        sizes = [max(sides) for sides in zip(*(part.shape[1:] for part in parts), strict=True)]
+        whole[name] = torch.cat([padded(part, sizes) for part in parts])
+    return whole
+
+
 def one_step(task: Task, strategy: str, accumulated: int, *flags: str) -> Recorder:
     module, data = built(task, "--model.ema_decay", "null", *flags)
     recorder = Recorder()
@@ -91,11 +109,10 @@ def one_step(task: Task, strategy: str, accumulated: int, *flags: str) -> Record
 def gradient_error(task: Task, strategy: str, accumulated: int) -> float:
     """Largest difference between the gradients and those of one process on the whole batch, over max(1, largest)."""
     recorder = one_step(task, strategy, accumulated)
-    batches = [batch for process in gathered(recorder.batches) for batch in process]
-    whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
     module, _ = built(task)
     module.load_state_dict(recorder.start)
-    module.loss(whole).backward()
+    for batches in zip(*gathered(recorder.batches), strict=True):
+        (module.loss(joined(batches)) / accumulated).backward()
     expected = {name: parameter.grad for name, parameter in module.named_parameters()}
     assert expected.keys() == recorder.gradients.keys()
     largest = max(gradient.abs().max().item() for gradient in expected.values())
@@ -105,7 +122,7 @@ def gradient_error(task: Task, strategy: str, accumulated: int) -> float:
 
 def dropped(task: Task) -> list[Any]:
     """What dropout left out in each process, twice over."""
-    return [gathered(one_step(task, "ddp", 1, "--model.dropout", "0.5").dropped[0]) for _ in range(2)]
+    return [gathered(one_step(task, "ddp", 1, *DROPOUT[task.name]).dropped[0]) for _ in range(2)]
 
 
 class First(Dataset[Any]):
