@@ -232,9 +232,7 @@ class TaskModule(LightningModule):
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """The parameters to train, as the optimizer takes them; ValueError where there is none."""
         names = ("lr", "weight_decay", "layer_decay")
-        return parameter_groups(
-            self.model, lr_scale=self.lr_scale, **{name: self.hparams[name] for name in names}
-        )
+        return parameter_groups(self.model, lr_scale=self.lr_scale, **{name: self.hparams[name] for name in names})
 
     def _measure_run(self) -> int:
         if self.trainer.accumulate_grad_batches < 1:

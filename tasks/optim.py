@@ -45,7 +45,11 @@ def parameter_groups(
         scale = lr_scale(name)
         decays = parameter.ndim >= 2 and name not in exempt
         depth_left = model.num_layers - 1 - model.layer_id(name) if layer_decay != 1 else 0
-        group = {"params": [], "lr": scale * lr * layer_decay**depth_left, "weight_decay": weight_decay if decays else 0.0}
+        group = {
+            "params": [],
+            "lr": scale * lr * layer_decay**depth_left,
+            "weight_decay": weight_decay if decays else 0.0,
+        }
         groups.setdefault((depth_left, decays, scale), group)["params"].append(parameter)
     if not groups:
         raise ValueError("no parameter is left to train: all are frozen")

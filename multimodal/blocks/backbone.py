@@ -36,11 +36,13 @@ class TimmBackbone(nn.Module):
             raise ValueError(f"backbone {name!r}{dilated} is not to be had from timm: {error}") from error
         self.name = name
         self.net: nn.Module = freeze_batch_norm_2d(net)
-        self.channels: int = net.feature_info.channels()[-1]
+        info: Any = net.feature_info
+        self.channels: int = info.channels()[-1]
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] to features [B, channels, h, w]."""
-        return self.net(images)[0]
+        features: list[Tensor] = self.net(images)
+        return features[0]
 
 
 class ConvStem(nn.Module):

@@ -48,7 +48,7 @@ class Proposals(NamedTuple):
 
 
 def token_places(real: Tensor) -> Tensor:
-    """Centres (x, y) of the cells of a map, bool [B, h, w], as shares of its real part: [B, h·w, 2]; padding is outside."""
+    """Centres (x, y) of the cells of a map, bool [B, h, w], as shares of its real part: [B, h·w, 2]; padding `OUTSIDE`."""
     centres = [(real.cumsum(axis) - 0.5) / real.sum(axis, keepdim=True).clamp(min=1) for axis in (2, 1)]
     return torch.stack(centres, -1).masked_fill(~real[..., None], OUTSIDE).flatten(1, 2)
 
@@ -82,7 +82,7 @@ class BoxHead(nn.Module):
 
 
 class LearnedQueries(nn.Module):
-    """A learned vector a query, added to the queries and keys of every layer ("DETR", Carion et al. 2020, section 3.2)."""
+    """A learned vector a query, added to queries and keys in every layer ("DETR", Carion et al. 2020, section 3.2)."""
 
     def __init__(self, num_queries: int, dim: int) -> None:
         super().__init__()
@@ -135,9 +135,7 @@ class BoxQueries(nn.Module):
             sides = torch.full((num_queries, 2), SIDE)
             self.boxes = nn.Parameter(torch.cat([torch.rand(num_queries, 2), sides], 1).logit(eps=1e-2))
 
-    def start(
-        self, memory: Tensor, places: Tensor, noised: Noised | None
-    ) -> tuple[Tensor, Tensor, Proposals | None]:
+    def start(self, memory: Tensor, places: Tensor, noised: Noised | None) -> tuple[Tensor, Tensor, Proposals | None]:
         """The first layer's tokens [B, Q, D] and boxes [B, Q, 4], noised ones first, and what the tokens propose."""
         batch = memory.shape[0]  # not len, which an export takes for a constant
         proposals = None

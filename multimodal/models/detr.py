@@ -16,7 +16,7 @@ from multimodal.blocks import Stack, StackConfig, sine_2d
 from multimodal.blocks.backbone import build_backbone
 from multimodal.blocks.queries import BoxHead, BoxQueries, ClassHead, LearnedQueries, Noised, Proposals, token_places
 
-LAYERS = {
+LAYERS: dict[str, Any] = {
     "embed_dim": 256,
     "depth": 6,
     "num_heads": 8,
@@ -28,6 +28,7 @@ LAYERS = {
     "init": "detr",
 }
 """The published encoder and decoder layers."""
+ENCODER, DECODER = StackConfig(**LAYERS, final_norm=False), StackConfig(**LAYERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,9 @@ class DETRConfig:
     """A model of timm that gives features, with frozen batch norms; or conv, a small one for small images."""
     dilation: bool = False
     """The backbone's last stage dilated instead of strided (DC5): twice the resolution."""
-    encoder: StackConfig = StackConfig(**LAYERS, final_norm=False)
+    encoder: StackConfig = ENCODER
     """The encoder's layers."""
-    decoder: StackConfig = StackConfig(**LAYERS)
+    decoder: StackConfig = DECODER
     """The decoder's layers; of the same embed_dim."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     """How classes are scored: softmax against "no object" (DETR), or each by itself, for the focal loss."""
@@ -156,8 +157,8 @@ class DETR(nn.Module):
         else:
             real = F.interpolate(valid[:, None].float(), size=size)[:, 0].bool()
         key_mask = None if valid is None else real.flatten(1)
-        memory = self.encoder(features.flatten(2).transpose(1, 2), pos=self._positions(real, features), key_mask=key_mask)
-        return memory.last, real
+        pos = self._positions(real, features)
+        return self.encoder(features.flatten(2).transpose(1, 2), pos=pos, key_mask=key_mask).last, real
 
     def decode(
         self,
@@ -192,7 +193,8 @@ class DETR(nn.Module):
             boxes = None if boxes is None else refined.detach()
         if not all_layers:
             return found[-1]
-        return DETRLayers(*(torch.stack(part) for part in zip(*found, strict=True)), proposals)
+        logits, refined = (torch.stack(part) for part in zip(*found, strict=True))
+        return DETRLayers(logits, refined, proposals)
 
     def _positions(self, real: Tensor, like: Tensor) -> Tensor:
         return sine_2d(real, self.config.encoder.embed_dim).to(like.dtype)

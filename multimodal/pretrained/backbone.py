@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from multimodal.blocks.backbone import TimmBackbone
+from multimodal.blocks.backbone import ConvStem, TimmBackbone
 from multimodal.pretrained.files import one_line, read_weights
 from multimodal.pretrained.keymap import check_keys
 
@@ -13,7 +13,7 @@ DOWNLOADED = "timm"
 """The source that stands for the weights that timm itself downloads."""
 
 
-def load_backbone(backbone: TimmBackbone, source: str | os.PathLike[str]) -> None:
+def load_backbone(backbone: TimmBackbone | ConvStem, source: str | os.PathLike[str]) -> None:
     """Load a backbone's weights; what the source has beyond it, such as a classifier, is left out.
 
     Args:
@@ -21,8 +21,12 @@ def load_backbone(backbone: TimmBackbone, source: str | os.PathLike[str]) -> Non
         source: a file of weights under timm's names, or `timm`.
 
     Raises:
-        ValueError: the file cannot be read or lacks weights, or timm cannot download them.
+        ValueError: the file cannot be read or lacks weights, timm cannot download them, or the backbone is none of its.
     """
+    if isinstance(backbone, ConvStem):
+        raise ValueError(
+            f"{source}: the backbone is 'conv', for which no weights are published, expected one of timm's"
+        )
     expected = backbone.net.state_dict()
     if source == DOWNLOADED:
         state = _download(backbone.name)

@@ -26,7 +26,7 @@ SHORTEST_EDGE, LONGEST_EDGE = 800, 1333
 _MODEL: dict[str, tuple[Any, ...]] = {
     "scores": ("softmax",),
     "queries": ("learned",),
-    "modulation": ("none",),
+    "modulated": (False,),
     "encoder.final_norm": (False,),
     "decoder.final_norm": (True,),
 }

@@ -7,7 +7,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-HEAD = tuple(f"{head}.{kind}" for head in ("class_head", "propose_class") for kind in ("weight", "bias"))
+HEAD = tuple(f"{head}.{kind}" for head in ("class_head", "queries.proposer.class_head") for kind in ("weight", "bias"))
 """Rows of the class heads: that of the decoder, and that by which the encoder's tokens propose queries."""
 QUERIES = "queries.labels.weight"
 """A vector for each class of a noised box, and a last one for "no class yet"; without denoising, that one alone."""

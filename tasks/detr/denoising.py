@@ -6,7 +6,7 @@ B batch, M objects, K noised boxes, Q the model's own queries, L decoder layers
 import torch
 from torch import Tensor
 
-from multimodal.models.detr import Noised
+from multimodal.blocks.queries import Noised
 from tasks.detr.matcher import Pairs, Targets
 
 

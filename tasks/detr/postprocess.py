@@ -41,6 +41,4 @@ def detections(
     height, width = sizes.to(boxes.device).unbind(1)
     scale = torch.stack([width, height, width, height], 1)[:, None]
     corners = box_convert(boxes.float(), "cxcywh", "xyxy") * scale
-    return [
-        {"scores": best[i], "labels": labels[i], "boxes": corners[i]} for i in range(len(corners))
-    ]
+    return [{"scores": best[i], "labels": labels[i], "boxes": corners[i]} for i in range(len(corners))]

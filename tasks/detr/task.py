@@ -7,16 +7,19 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from multimodal.models.detr import DETR, DETRConfig, DETROutput
+from multimodal.models.detr import DETR, DETRConfig, DETRLayers, DETROutput
 from multimodal.pretrained import Checkpoint, load_weights
 from multimodal.pretrained.backbone import load_backbone
 from tasks.base import Batch, TaskModule
 from tasks.detr.classes import map_classes, matching
 from tasks.detr.criterion import SetCriterion, cardinality_error, mean_over_processes
 from tasks.detr.denoising import add_noise, denoising_pairs
-from tasks.detr.matcher import HungarianMatcher, Targets, xyxy
+from tasks.detr.matcher import HungarianMatcher, Targets, nearest_tokens, xyxy
 from tasks.detr.metrics import CocoAP
 from tasks.detr.postprocess import detections
+
+NEAREST = 4
+"""Tokens that an object teaches, where tokens propose boxes."""
 
 
 class DETRModule(TaskModule):
@@ -71,19 +74,26 @@ class DETRModule(TaskModule):
 
     def loss(self, batch: Batch) -> Tensor:
         config, targets = self.model.config, targets_of(batch)
-        valid = None if bool(batch["valid"].all()) else batch["valid"]
         self.criterion.over_processes = mean_over_processes
-        if not config.denoising:
-            output = self.model(batch["image"], valid, all_layers=True)
-            return self._set_loss(output, targets)
-        noised, source = add_noise(targets, config.denoising, config.num_classes, config.num_queries, **self.noise)
-        output = self.model(batch["image"], valid, noised, all_layers=True)
+        valid = None if bool(batch["valid"].all()) else batch["valid"]
+        noised, source = None, targets.labels[:, :0]
+        if config.denoising:
+            noised, source = add_noise(targets, config.denoising, config.num_classes, config.num_queries, **self.noise)
+        found: DETRLayers = self.model(batch["image"], valid, noised, all_layers=True)
         count = source.shape[1]
-        parts = [DETROutput(*each) for each in zip(*(_split(part, count) for part in output), strict=True)]
-        pairs = denoising_pairs(noised, source, len(output.logits))
-        groups = count // min(targets.labels.shape[1], config.denoising)
-        restored = self.criterion(parts[0], targets, pairs, real=noised.real, repeats=groups)
-        return self._set_loss(parts[1], targets) + self.criterion.total(restored)
+        loss = self._set_loss(DETROutput(found.logits[:, :, count:], found.boxes[:, :, count:]), targets)
+        if noised is not None:
+            restored = DETROutput(found.logits[:, :, :count], found.boxes[:, :, :count])
+            groups = count // min(targets.labels.shape[1], config.denoising)
+            pairs = denoising_pairs(noised, source, len(found.logits))
+            loss = loss + self.criterion.total(
+                self.criterion(restored, targets, pairs, real=noised.real, repeats=groups)
+            )
+        if found.proposals is not None:
+            proposed = DETROutput(found.proposals.logits[None], found.proposals.boxes[None])
+            pairs = nearest_tokens(found.proposals.places, targets, NEAREST)
+            loss = loss + self.criterion.total(self.criterion(proposed, targets, pairs, repeats=NEAREST))
+        return loss
 
     def _set_loss(self, output: DETROutput, targets: Targets) -> Tensor:
         return self.criterion.total(self.criterion(output, targets, self.matcher(output, targets)))
@@ -140,11 +150,6 @@ class DETRModule(TaskModule):
         load_weights(self.model, state, where)
         if labels != known:
             rank_zero_info(f"{where}: {len(classes)} of {len(labels)} classes are among its own; the others start anew")
-
-
-def _split(part: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The outputs of the denoising queries and those of the model's own, [L, B, Q, …]."""
-    return part[:, :, :count], part[:, :, count:]
 
 
 def targets_of(batch: Batch) -> Targets:

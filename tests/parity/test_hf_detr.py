@@ -255,7 +255,7 @@ def test_faults_are_told_in_one_line(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"scores": "sigmoid"}, "scores 'sigmoid'"),
-        ({"queries": "boxes", "modulation": "gaussian"}, "queries 'boxes', modulation 'gaussian'"),
+        ({"queries": "boxes", "modulated": True}, "queries 'boxes', modulated True"),
         ({"backbone": "conv"}, "backbone 'conv'"),
         ({"encoder": {"norm_order": "pre"}}, "encoder.norm_order 'pre'"),
         ({"encoder": {"final_norm": True}}, "encoder.final_norm True"),

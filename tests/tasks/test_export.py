@@ -27,7 +27,7 @@ TINY: dict[str, dict[str, Any]] = {
         "num_queries": 4,
         "backbone": "conv",
         "queries": "boxes",
-        "modulation": "gaussian",
+        "modulated": True,
         **{part: {"embed_dim": 16, "depth": 1, "num_heads": 2} for part in ("encoder", "decoder")},
     },
     "vit": {"image_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5},

@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
 }
 HAD = ["N/A", "person", "cat", "N/A", "dog"]
 BOXES: dict[str, Any] = {"queries": "boxes", "scores": "sigmoid"}
-PROPOSED: dict[str, Any] = {"queries": "selected", "scores": "sigmoid"}
+PROPOSED: dict[str, Any] = {"queries": "proposed", "scores": "sigmoid"}
 
 
 def module(num_classes: int, **options: Any) -> DETRModule:
@@ -94,7 +94,7 @@ def test_sigmoid_scores_have_no_row_for_no_object() -> None:
 def test_the_head_of_proposals_is_mapped_as_well() -> None:
     theirs = checkpoint(**PROPOSED)
     fresh, state = start(module(2, **PROPOSED), theirs, ["cow", "cat"])
-    for name in ("propose_class.weight", "propose_class.bias"):
+    for name in ("queries.proposer.class_head.weight", "queries.proposer.class_head.bias"):
         assert torch.equal(state[name], torch.stack([fresh[name][0], theirs.state_dict[name][2]]))
 
 
