@@ -6,7 +6,7 @@ B batch, C channels, (H, W) image size, (h, w) size of the feature map
 from typing import Any
 
 import torch.nn.functional as F
-from timm.layers import freeze_batch_norm_2d
+from timm.layers.norm_act import freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from multimodal.blocks.init import init_convolution

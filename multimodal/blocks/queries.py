@@ -48,7 +48,7 @@ class Proposals(NamedTuple):
 
 
 def token_places(real: Tensor) -> Tensor:
-    """Centres (x, y) of the cells of a map, bool [B, h, w], as shares of its real part: [B, h·w, 2]; padding `OUTSIDE`."""
+    """Centres (x, y) of the cells of a map, bool [B, h, w], as shares of its real part, [B, h·w, 2]; padding is out."""
     centres = [(real.cumsum(axis) - 0.5) / real.sum(axis, keepdim=True).clamp(min=1) for axis in (2, 1)]
     return torch.stack(centres, -1).masked_fill(~real[..., None], OUTSIDE).flatten(1, 2)
 
