@@ -10,6 +10,7 @@ from PIL import Image
 
 from tasks.run import read_metrics
 from tests.tasks.commands import QUIET, ROOT, Run
+from tests.tasks.detr.drawn import coco, write_coco
 
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"), key=lambda path: path.name)
 NEEDS_ROOT = [path for path in RECIPES if "dataset" in yaml.safe_load(path.read_text()).get("data", {})]
@@ -29,14 +30,20 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+@pytest.fixture
+def boxes(tmp_path: Path) -> Path:
+    """Images with boxes of two classes, in COCO's format."""
+    return write_coco(tmp_path / "boxes", coco(12)).parent
+
+
 def test_there_are_recipes() -> None:
     assert {path.stem for path in NEEDS_ROOT} >= {"vit_cifar10", "vit_clothing", "vit_imagenet"}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_trains(recipe: Path, photos: Path, cifar: Path, tmp_path: Path, run: Run) -> None:
+def test_a_recipe_trains(recipe: Path, photos: Path, cifar: Path, boxes: Path, tmp_path: Path, run: Run) -> None:
     data = yaml.safe_load(recipe.read_text()).get("data", {})
-    root = {"folder": photos}.get(data.get("dataset"), cifar)
+    root = {"folder": photos, "coco": boxes}.get(data.get("dataset"), cifar)
     flags = ["--data.root", root] if recipe in NEEDS_ROOT else []
     task = recipe.stem.split("_")[0]
     result = run(
