@@ -123,8 +123,9 @@ class BoxQueries(nn.Module):
     ) -> None:
         super().__init__()
         self.num_queries = num_queries
-        # A class for each noised box, and one vector for all queries that have no class yet.
-        self.labels = nn.Embedding(num_classes + 1, dim)
+        # Tokens of the queries, which come by rank where they are proposed: so that of two at one place one can give way.
+        self.embed = nn.Embedding(num_queries, dim)
+        self.labels = nn.Embedding(num_classes, dim) if num_classes else None
         self.to_pos = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(), nn.Linear(dim, dim))
         self.modulation = nn.ModuleList(GaussianModulation(dim, num_heads) for _ in range(depth))
         self.boxes: nn.Parameter | None = None
@@ -145,8 +146,9 @@ class BoxQueries(nn.Module):
         else:
             assert self.boxes is not None
             boxes = self.boxes.sigmoid().expand(batch, -1, -1)
-        x = self.labels.weight[-1].expand(batch, boxes.shape[1], -1)
+        x = self.embed.weight.expand(batch, -1, -1)
         if noised is not None:
+            assert self.labels is not None
             x = torch.cat([self.labels(noised.labels), x], 1)
             boxes = torch.cat([noised.boxes, boxes], 1)
         return x.to(memory.dtype), boxes, proposals
@@ -182,7 +184,10 @@ class Proposer(nn.Module):
         logits = proposals.logits[..., :-1] if self.no_object else proposals.logits
         outside = proposals.places[..., 0] == OUTSIDE
         score = logits.amax(-1).masked_fill(outside, float("-inf"))
-        best = score.topk(count, dim=1).indices
+        tokens = score.shape[1]
+        best = score.topk(min(count, tokens), dim=1).indices
+        if tokens < count:  # a tiny image: some serve twice
+            best = best[:, torch.arange(count, device=best.device) % tokens]
         return proposals.boxes.detach().gather(1, best[..., None].expand(-1, -1, 4))
 
 

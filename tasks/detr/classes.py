@@ -7,10 +7,10 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-HEAD = tuple(f"{head}.{kind}" for head in ("class_head", "queries.proposer.class_head") for kind in ("weight", "bias"))
+HEADS = tuple(f"{head}.{kind}" for head in ("class_head", "queries.proposer.class_head") for kind in ("weight", "bias"))
 """Rows of the class heads: that of the decoder, and that by which the encoder's tokens propose queries."""
-QUERIES = "queries.labels.weight"
-"""A vector for each class of a noised box, and a last one for "no class yet"; without denoising, that one alone."""
+NOISED = "queries.labels.weight"
+"""A vector for each class of a noised box."""
 
 
 def matching(wanted: Sequence[str], had: Sequence[str]) -> dict[int, int]:
@@ -40,16 +40,15 @@ def map_classes(state: State, fresh: State, classes: dict[int, int], *, no_objec
         no_object: the last row of both class heads is "no object".
     """
     mapped = dict(state)
-    for name in (*HEAD, QUERIES):
+    for name in (*HEADS, NOISED):
         old, rows = state.get(name), fresh.get(name)
         if old is None or rows is None or old.dim() != rows.dim() or old.shape[1:] != rows.shape[1:]:
             continue  # loading says what does not fit
-        given = classes if name in HEAD or min(len(old), len(rows)) > 1 else {}
-        if max(given.values(), default=0) >= len(old):
+        if max(classes.values(), default=0) >= len(old):
             continue
         rows = rows.clone()
-        rows[list(given)] = old[list(given.values())].to(rows)
-        if no_object or name == QUERIES:
+        rows[list(classes)] = old[list(classes.values())].to(rows)
+        if no_object and name in HEADS:
             rows[-1] = old[-1]
         mapped[name] = rows
     return mapped
