@@ -5,10 +5,12 @@ B batch, C channels, (H, W) image size, (h, w) size of the feature map
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.layers.norm_act import freeze_batch_norm_2d
 from torch import Tensor, nn
 
+from multimodal.blocks.frozen_norm import fold_norms
 from multimodal.blocks.init import init_convolution
 
 
@@ -36,12 +38,14 @@ class TimmBackbone(nn.Module):
             raise ValueError(f"backbone {name!r}{dilated} is not to be had from timm: {error}") from error
         self.name = name
         self.net: nn.Module = freeze_batch_norm_2d(net)
+        fold_norms(self.net, in_channels)
         info: Any = net.feature_info
         self.channels: int = info.channels()[-1]
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] to features [B, channels, h, w]."""
-        features: list[Tensor] = self.net(images)
+        # The order that oneDNN computes in: otherwise the maps are reordered around every convolution.
+        features: list[Tensor] = self.net(images.contiguous(memory_format=torch.channels_last))
         return features[0]
 
 

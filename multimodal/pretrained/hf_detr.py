@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.layers.norm_act import FrozenBatchNormAct2d
 from torch import nn
-from torchvision.ops import FrozenBatchNorm2d
 
 from multimodal.blocks.backbone import build_backbone
+from multimodal.blocks.frozen_norm import FrozenNorm, has_activation
 from multimodal.models.detr import LAYERS, DETRConfig
 from multimodal.pretrained.files import one_line, read_folder_weights, read_json, write_safetensors
 from multimodal.pretrained.hf import (
@@ -211,7 +210,7 @@ def _net(config: DETRConfig, where: str) -> Any:
 def _check_norms(net: nn.Module, config: DETRConfig, where: str) -> None:
     """ValueError where HF's frozen batch norms compute something else than timm's."""
     for module in net.modules():
-        if isinstance(module, FrozenBatchNormAct2d) or (isinstance(module, FrozenBatchNorm2d) and module.eps != 1e-5):
+        if isinstance(module, FrozenNorm) and (module.eps != 1e-5 or has_activation(module)):
             raise ValueError(
                 f"{where}: backbone {config.backbone!r} has batch norms with an activation or another eps than 1e-5, "
                 "which transformers loses when it freezes them; expected one without, such as resnet50"

@@ -1,5 +1,6 @@
 """Whole DETRs against Hugging Face's, weights in and out."""
 
+import copy
 import json
 import shutil
 import warnings
@@ -33,6 +34,7 @@ def own_resnet(**options: Any) -> Any:
 def assert_same(ours: DETR, theirs: Any) -> None:
     """Equal outputs for a padded batch, and for one without a mask."""
     images, valid = padded_batch()
+    images = images.to(theirs.dtype)
     for mask in (valid, None):
         expected = theirs(images, pixel_mask=None if mask is None else mask.long())
         found = ours(images, mask)
@@ -61,7 +63,10 @@ def test_from_memory_and_from_its_folder(options: dict[str, Any], tmp_path: Path
         loaded = load(source, task="detr")
         assert loaded.config["num_classes"] == 5
         assert loaded.config["dilation"] == options.get("dilation", False)
-        assert_same(loaded.model, module)
+        if "use_timm_backbone" in options:  # of full width and without a trained norm: it magnifies float32's rounding
+            assert_same(loaded.model.double(), copy.deepcopy(module).double())
+        else:
+            assert_same(loaded.model, module)
 
 
 @torch.no_grad()
