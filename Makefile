@@ -53,7 +53,7 @@ clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothi
 	  $(BIN)/python benchmarks/clothing.py --which $$which --seed $$seed --root $(ROOT) || exit 1; done; done
 	$(BIN)/python benchmarks/clothing.py
 
-bccd: $(STAMP)  ## measure the blood cell figures (about an hour): make bccd ROOT=BCCD WEIGHTS=tf_efficientnet_lite0.safetensors
+bccd: $(STAMP)  ## measure the blood cell figures (half an hour): make bccd ROOT=BCCD WEIGHTS=tf_efficientnet_lite0.safetensors
 	$(BIN)/python benchmarks/bccd.py --root $(ROOT) --weights $(WEIGHTS)
 
 wheel: $(STAMP)  ## build the source distribution and, from it, the wheel

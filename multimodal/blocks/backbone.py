@@ -110,5 +110,7 @@ def build_backbone(name: str, *, stage: int = -1, dilation: bool = False) -> Tim
     if name != "conv":
         return TimmBackbone(name, stage=stage, dilation=dilation)
     if dilation or stage != -1:
-        raise ValueError(f"backbone 'conv' has one feature map: dilation {dilation}, stage {stage}, expected false and -1")
+        raise ValueError(
+            f"backbone 'conv' has one feature map: dilation {dilation}, stage {stage}, expected false and -1"
+        )
     return ConvStem()

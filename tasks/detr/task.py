@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
@@ -17,6 +17,10 @@ from tasks.detr.denoising import add_noise, denoising_pairs
 from tasks.detr.matcher import HungarianMatcher, Targets, nearest_tokens, xyxy
 from tasks.detr.metrics import CocoAP
 from tasks.detr.postprocess import detections
+
+FEW_IMAGES = 1000
+"""So many do not teach a plain DETR anything, as its users report; its paper has 118,000, 300 to 500 times over."""
+
 
 class DETRModule(TaskModule):
     """A DETR that learns to find objects."""
@@ -66,6 +70,7 @@ class DETRModule(TaskModule):
         self.criterion = SetCriterion(scores, no_object=no_object, weight_class=weight_class)
         self.noise = {"label_noise": label_noise, "box_noise": box_noise}
         self.backbone_lr = backbone_lr
+        self.pretrained = False
         return detr
 
     def loss(self, batch: Batch) -> Tensor:
@@ -93,6 +98,14 @@ class DETRModule(TaskModule):
 
     def _set_loss(self, output: DETROutput, targets: Targets) -> Tensor:
         return self.criterion.total(self.criterion(output, targets, self.matcher(output, targets)))
+
+    def on_fit_start(self) -> None:
+        images = len(self.trainer.datamodule.datasets["train"])  # type: ignore[attr-defined]
+        if self.model.config.queries == "learned" and not self.pretrained and images < FEW_IMAGES:
+            rank_zero_warn(
+                f"{images} training images from scratch: the plain DETR hardly learns from so few; what does, say "
+                "configs/detr.yaml and configs/detr_bccd.yaml (box queries, denoising, a pretrained backbone), or --init"
+            )
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -135,6 +148,7 @@ class DETRModule(TaskModule):
 
         Where the checkpoint names no classes, it has the same ones if it has as many.
         """
+        self.pretrained = True
         state, had = checkpoint.state_dict, checkpoint.config["num_classes"]
         if labels is None:
             load_weights(self.model, state, where)

@@ -70,3 +70,10 @@ def test_what_was_trained_on_files_finds_objects_by_their_ids(run: Run, tmp_path
     assert {entry["image_id"] for entry in results} == {0, 1, 2}
     assert {entry["category_id"]: entry["category"] for entry in results}.items() <= {3: "cat", 90: "dog"}.items()
     assert Image.open(tmp_path / "drawn/0.png").size == (600, 400), "10 times as large"
+
+
+def test_a_plain_detr_on_few_images_is_warned_of(run: Run, tmp_path: Path) -> None:
+    plain = ("--model.queries", "learned", "--model.modulated", "false", "--trainer.fast_dev_run", "true")
+    with pytest.warns(UserWarning, match=r"48 training images from scratch: the plain DETR hardly learns"):
+        result = run("fit", "detr", *PLAIN["detr"], *plain)
+    assert result.code == 0, result.err
