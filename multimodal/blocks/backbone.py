@@ -15,10 +15,11 @@ from multimodal.blocks.init import init_convolution
 
 
 class TimmBackbone(nn.Module):
-    """The last feature map of a timm model, with its batch norms frozen as in DETR (section A.4 of its paper).
+    """A feature map of a timm model, with its batch norms frozen as in DETR (section A.4 of its paper).
 
     Args:
         name: a model of timm that gives features, such as resnet50.
+        stage: which of its feature maps, counted from the end: -1 = the coarsest.
         dilation: the last stage dilated instead of strided (DC5), which doubles the resolution of the map.
         in_channels: channels of the image.
 
@@ -26,13 +27,13 @@ class TimmBackbone(nn.Module):
         ValueError: timm has no such model, or it gives no features or cannot be dilated.
     """
 
-    def __init__(self, name: str, *, dilation: bool = False, in_channels: int = 3) -> None:
+    def __init__(self, name: str, *, stage: int = -1, dilation: bool = False, in_channels: int = 3) -> None:
         super().__init__()
         import timm
 
         options: dict[str, Any] = {"output_stride": 16} if dilation else {}
         try:
-            net = timm.create_model(name, features_only=True, out_indices=(-1,), in_chans=in_channels, **options)
+            net = timm.create_model(name, features_only=True, out_indices=(stage,), in_chans=in_channels, **options)
         except (RuntimeError, TypeError, NotImplementedError, AssertionError, AttributeError) as error:
             dilated = ", dilated," if dilation else ""
             raise ValueError(f"backbone {name!r}{dilated} is not to be had from timm: {error}") from error
@@ -104,10 +105,10 @@ class ResidualConv(nn.Module):
         return F.relu(x + self.conv2(self.conv1(x)))
 
 
-def build_backbone(name: str, *, dilation: bool = False, in_channels: int = 3) -> TimmBackbone | ConvStem:
+def build_backbone(name: str, *, stage: int = -1, dilation: bool = False) -> TimmBackbone | ConvStem:
     """`conv` for a `ConvStem`, or the name of a timm model."""
     if name != "conv":
-        return TimmBackbone(name, dilation=dilation, in_channels=in_channels)
-    if dilation:
-        raise ValueError("dilation is true, but backbone 'conv' has no stage to dilate")
-    return ConvStem(in_channels)
+        return TimmBackbone(name, stage=stage, dilation=dilation)
+    if dilation or stage != -1:
+        raise ValueError(f"backbone 'conv' has one feature map: dilation {dilation}, stage {stage}, expected false and -1")
+    return ConvStem()

@@ -123,7 +123,7 @@ class BoxQueries(nn.Module):
     ) -> None:
         super().__init__()
         self.num_queries = num_queries
-        # Tokens of the queries, which come by rank where they are proposed: so that of two at one place one can give way.
+        # Where boxes are proposed they come by rank, so that of two at one place the second can give way.
         self.embed = nn.Embedding(num_queries, dim)
         self.labels = nn.Embedding(num_classes, dim) if num_classes else None
         self.to_pos = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(), nn.Linear(dim, dim))

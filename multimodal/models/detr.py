@@ -43,6 +43,8 @@ class DETRConfig:
     """Most objects that can be found in an image."""
     backbone: str = "resnet50"
     """A model of timm that gives features, with frozen batch norms; or conv, a small one for small images."""
+    backbone_stage: int = -1
+    """Which of the backbone's feature maps, counted from the end: -1 = the coarsest, -2 = the one before it."""
     dilation: bool = False
     """The backbone's last stage dilated instead of strided (DC5): twice the resolution."""
     encoder: StackConfig = ENCODER
@@ -109,7 +111,7 @@ class DETR(nn.Module):
         super().__init__()
         self.config = config
         dim, sigmoid = config.decoder.embed_dim, config.scores == "sigmoid"
-        self.backbone = build_backbone(config.backbone, dilation=config.dilation)
+        self.backbone = build_backbone(config.backbone, stage=config.backbone_stage, dilation=config.dilation)
         self.input_proj = nn.Conv2d(self.backbone.channels, dim, 1)
         self.encoder = Stack(config.encoder)
         self.decoder = Stack(config.decoder, context_dim=dim)

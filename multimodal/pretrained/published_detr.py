@@ -27,6 +27,7 @@ _MODEL: dict[str, tuple[Any, ...]] = {
     "scores": ("softmax",),
     "queries": ("learned",),
     "modulated": (False,),
+    "backbone_stage": (-1,),
     "encoder.final_norm": (False,),
     "decoder.final_norm": (True,),
 }

@@ -39,7 +39,9 @@ def map_classes(state: State, fresh: State, classes: dict[int, int], *, no_objec
         classes: of the new model's classes, by index, which they are in the checkpoint.
         no_object: the last row of both class heads is "no object".
     """
-    mapped = dict(state)
+    mapped = {name: value for name, value in state.items() if name != NOISED}
+    if NOISED in fresh:  # denoising may begin or end with a new training
+        mapped[NOISED] = fresh[NOISED]
     for name in (*HEADS, NOISED):
         old, rows = state.get(name), fresh.get(name)
         if old is None or rows is None or old.dim() != rows.dim() or old.shape[1:] != rows.shape[1:]:

@@ -120,22 +120,18 @@ class HungarianMatcher:
 
 
 @torch.no_grad()
-def nearest_tokens(places: Tensor, targets: Targets, count: int) -> Pairs:
-    """The `count` tokens nearest to the centre of each object, where the encoder's tokens propose boxes.
+def nearest_tokens(places: Tensor, targets: Targets) -> Pairs:
+    """The token nearest to the centre of each object, where the encoder's tokens propose boxes.
 
-    Several tokens learn from one object, and so much sooner than by a matching of one to one ("DETRs with Collaborative
-    Hybrid Assignments Training", Zong et al. 2023); the decoder tells duplicates apart. A token near several objects
-    takes the smallest.
+    A fixed choice teaches the tokens sooner than a matching. More than one token an object would do so sooner still, but
+    then a query's box is proposed several times. A token that is nearest to several objects takes the smallest.
 
     Args:
         places: [B, N, 2], see `token_places`.
         targets: the objects.
-        count: tokens an object.
     """
     distance = torch.cdist(places, targets.boxes[..., :2].to(places.dtype))  # [B, N, M]
-    limit = distance.topk(min(count, places.shape[1]), dim=1, largest=False).values[:, -1:]
-    near = (distance <= limit) & targets.present[:, None]
-    area = targets.boxes[..., 2:].prod(-1)[:, None].expand_as(distance).masked_fill(~near, float("inf"))
-    target = area.argmin(-1)  # [B, N]
-    image, query = near.any(-1).nonzero().unbind(1)
-    return Pairs(torch.zeros_like(image), image, query, target[image, query])
+    nearest = (distance == distance.amin(1, keepdim=True)) & targets.present[:, None]
+    area = targets.boxes[..., 2:].prod(-1)[:, None].expand_as(distance).masked_fill(~nearest, float("inf"))
+    image, query = nearest.any(-1).nonzero().unbind(1)
+    return Pairs(torch.zeros_like(image), image, query, area.argmin(-1)[image, query])

@@ -18,10 +18,6 @@ from tasks.detr.matcher import HungarianMatcher, Targets, nearest_tokens, xyxy
 from tasks.detr.metrics import CocoAP
 from tasks.detr.postprocess import detections
 
-NEAREST = 4
-"""Tokens that an object teaches, where tokens propose boxes."""
-
-
 class DETRModule(TaskModule):
     """A DETR that learns to find objects."""
 
@@ -91,8 +87,8 @@ class DETRModule(TaskModule):
             )
         if found.proposals is not None:
             proposed = DETROutput(found.proposals.logits[None], found.proposals.boxes[None])
-            pairs = nearest_tokens(found.proposals.places, targets, NEAREST)
-            loss = loss + self.criterion.total(self.criterion(proposed, targets, pairs, repeats=NEAREST))
+            pairs = nearest_tokens(found.proposals.places, targets)
+            loss = loss + self.criterion.total(self.criterion(proposed, targets, pairs))
         return loss
 
     def _set_loss(self, output: DETROutput, targets: Targets) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from multimodal import pretrained
 from multimodal.data import DetectionPreprocess, ImagePreprocess
-from multimodal.data.image import Preprocess
 from multimodal.models import model_classes
 from multimodal.models.detr import LAYERS
 from multimodal.pretrained import Checkpoint, build_config
@@ -42,9 +41,9 @@ CHANGES: dict[tuple[str, str], dict[str, Any]] = {
 """By task and format, what only that format asks for."""
 TASKS = registry.discover()[0]
 EVERY = [pytest.param(task, form, id=f"{task.name}-{form.name}") for task in TASKS.values() for form in task.formats]
-PREPROCESS: dict[str, Preprocess] = {
-    "detr": DetectionPreprocess(),
-    "vit": ImagePreprocess(size=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_pct=0.875),
+PREPROCESS: dict[str, dict[str, Any]] = {
+    "detr": DetectionPreprocess().to_dict(),
+    "vit": ImagePreprocess(size=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_pct=0.875).to_dict(),
 }
 LABELS = ["ant", "bee", "cat", "dog", "eel"]
 
@@ -53,7 +52,7 @@ def tiny(task: str = "vit", **changes: Any) -> Checkpoint:
     """A random model as a checkpoint."""
     torch.manual_seed(0)
     model = model_classes(task)[0](build_config(task, TINY[task] | changes))
-    return Checkpoint.of(task, model, preprocess=PREPROCESS[task].to_dict(), labels=LABELS)
+    return Checkpoint.of(task, model, preprocess=PREPROCESS[task], labels=LABELS)
 
 
 def form_of(name: str) -> Format:

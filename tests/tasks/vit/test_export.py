@@ -66,7 +66,7 @@ def test_onnx_carries_the_record_and_no_path_of_this_machine(tmp_path: Path) -> 
     described = onnxruntime.InferenceSession(tmp_path / "model.onnx").get_modelmeta().custom_metadata_map
     record = json.loads(described["multimodal"])
     assert record == tiny().record()
-    assert (record["labels"], record["preprocess"], record["task"]) == (LABELS, PREPROCESS, "vit")
+    assert (record["labels"], record["preprocess"], record["task"]) == (LABELS, PREPROCESS["vit"], "vit")
     assert str(Path(registry.__file__).parents[1]).encode() not in (tmp_path / "model.onnx").read_bytes()
 
 
@@ -89,7 +89,7 @@ def test_a_program_runs_at_any_batch_size(tmp_path: Path, changes: dict[str, Any
 
 @pytest.mark.parametrize("name", ["plain", "mean", "grey-rectangle", "headless", "distilled", "gated"])
 def test_timm_loads_the_folder_by_itself(tmp_path: Path, name: str) -> None:
-    preprocess = PREPROCESS | ({"mean": [0.4], "std": [0.2]} if name == "grey-rectangle" else {})
+    preprocess = PREPROCESS["vit"] | ({"mean": [0.4], "std": [0.2]} if name == "grey-rectangle" else {})
     checkpoint = tiny(**VARIANTS[name])
     checkpoint = Checkpoint.from_record(
         checkpoint.record() | {"preprocess": preprocess | {"size": [16, 32] if name == "grey-rectangle" else [16, 16]}},
@@ -115,7 +115,7 @@ def test_timm_loads_the_folder_by_itself(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "grey-rectangle"])
 def test_hugging_face_loads_the_folder_by_itself(tmp_path: Path, name: str) -> None:
     transformers = pytest.importorskip("transformers")
-    preprocess = PREPROCESS | {"crop_mode": "squash", "crop_pct": 1.0}
+    preprocess = PREPROCESS["vit"] | {"crop_mode": "squash", "crop_pct": 1.0}
     checkpoint = tiny(**VARIANTS[name])
     checkpoint = Checkpoint.from_record(checkpoint.record() | {"preprocess": preprocess}, checkpoint.state_dict, "test")
     out = tmp_path / "out"
