@@ -8,6 +8,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from multimodal.blocks.dropout import Dropout
 from multimodal.linear import linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
@@ -62,7 +63,7 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(embed_dim, hidden_dim, bias=bias)
         self.gate = nn.Linear(embed_dim, hidden_dim, bias=bias) if gated else None
         self.act = build_activation(activation)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.fc2 = nn.Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

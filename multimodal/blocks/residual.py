@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from multimodal.blocks.dropout import Dropout
+
 NormKind = Literal["layer", "rms"]
 NormOrder = Literal["pre", "post"]
 
@@ -84,7 +86,7 @@ class Residual(nn.Module):
         super().__init__()
         self.pre = order == "pre"
         self.norm = build_norm(norm, dim, eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.layer_scale = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
