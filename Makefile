@@ -2,12 +2,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-EXTRAS := dev,peers,export
+EXTRAS := dev,peers,export,detection
 # Two workers with one torch thread each (tests/conftest.py) use two cores better than one worker with two threads.
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format results clothing wheel clean
+.PHONY: help setup demo test lint types format results clothing bccd wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */\1|/' | awk -F'|' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -37,7 +37,7 @@ format: $(STAMP)  ## rewrite the sources as ruff formats them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about 30 minutes, on idle cores)
+results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about an hour, on idle cores)
 	$(BIN)/python benchmarks/attention_kernels.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/vit_vs_timm.py
@@ -45,11 +45,16 @@ results: $(STAMP)  ## measure every figure again (docs/results.md and its pictur
 	$(BIN)/torchrun --nproc_per_node 2 benchmarks/validation_count.py
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/fit_overhead.py
+	$(BIN)/python benchmarks/scenes.py
+	$(BIN)/python benchmarks/detr_vs_hf.py
 
 clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothing ROOT=clothing-dataset-small
 	for seed in 0 1 2; do for which in ours timm recipe; do \
 	  $(BIN)/python benchmarks/clothing.py --which $$which --seed $$seed --root $(ROOT) || exit 1; done; done
 	$(BIN)/python benchmarks/clothing.py
+
+bccd: $(STAMP)  ## measure the blood cell figures (about an hour): make bccd ROOT=BCCD WEIGHTS=tf_efficientnet_lite0.safetensors
+	$(BIN)/python benchmarks/bccd.py --root $(ROOT) --weights $(WEIGHTS)
 
 wheel: $(STAMP)  ## build the source distribution and, from it, the wheel
 	$(BIN)/python -m build

@@ -27,4 +27,5 @@ TASK = Task(
             suffix=".pth",
         ),
     ),
+    extra="detection",
 )
