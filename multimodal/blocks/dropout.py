@@ -7,8 +7,8 @@ from torch import Tensor, nn
 class Dropout(nn.Dropout):
     """`nn.Dropout` whose mask, on CPU, takes 16 random bits a number instead of a Bernoulli draw: half the time.
 
-    The rate is then the nearest multiple of 2⁻¹⁶, by which also the rest is scaled. The bits come from torch's generator,
-    so seeds and restored states repeat them.
+    The rate is then the nearest multiple of 2⁻¹⁶, by which also the rest is scaled. The bits come from torch's
+    generator, so seeds and restored states repeat them.
     """
 
     def forward(self, x: Tensor) -> Tensor:

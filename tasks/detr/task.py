@@ -103,8 +103,8 @@ class DETRModule(TaskModule):
         images = len(self.trainer.datamodule.datasets["train"])  # type: ignore[attr-defined]
         if self.model.config.queries == "learned" and not self.pretrained and images < FEW_IMAGES:
             rank_zero_warn(
-                f"{images} training images from scratch: the plain DETR hardly learns from so few; what does, say "
-                "configs/detr.yaml and configs/detr_bccd.yaml (box queries, denoising, a pretrained backbone), or --init"
+                f"{images} training images from scratch: the plain DETR hardly learns from so few; configs/detr.yaml "
+                "and configs/detr_bccd.yaml (box queries, denoising, a pretrained backbone) do, or start with --init"
             )
 
     def setup(self, stage: str) -> None:
