@@ -88,9 +88,7 @@ def main() -> None:
                 shutil.copy(run / "curves.png", DOCS / "detr_curves.png")
                 show(run, DOCS / "detr_scenes.png")
         print(rows[-1], flush=True)
-    closing = (
-        "On the 300 scenes of the test set, which training never sees; by the checkpoint that is best on val."
-    )
+    closing = "On the 300 scenes of the test set, which training never sees; by the checkpoint that is best on val."
     pictures = ["![scenes with what is found in them](detr_scenes.png)", "", "![curves](detr_curves.png)"]
     write_section("DETR on drawn scenes", [heading, "", *rows, "", closing, "", *pictures])
 

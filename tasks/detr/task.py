@@ -18,6 +18,7 @@ from tasks.detr.matcher import HungarianMatcher, Targets, nearest_tokens, xyxy
 from tasks.detr.metrics import CocoAP
 from tasks.detr.postprocess import detections
 
+
 class DETRModule(TaskModule):
     """A DETR that learns to find objects."""
 
