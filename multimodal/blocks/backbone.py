@@ -40,7 +40,9 @@ class TimmBackbone(nn.Module):
             raise ValueError(f"backbone_stage is {stage}, but backbone {name!r} has fewer feature maps") from error
         except (RuntimeError, TypeError, NotImplementedError, AssertionError, AttributeError) as error:
             dilated = ", dilated," if dilation else ""
-            raise ValueError(f"backbone {name!r}{dilated} is not to be had from timm: {error}") from error
+            raise ValueError(
+                f"backbone {name!r}{dilated} is not to be had from timm: {str(error) or type(error).__name__}"
+            ) from error
         self.name = name
         self.net: nn.Module = freeze_batch_norm_2d(net)
         info: Any = net.feature_info

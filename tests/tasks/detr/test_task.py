@@ -79,6 +79,20 @@ def test_more_objects_than_queries_and_noised_boxes(kind: dict[str, Any]) -> Non
     assert loss.isfinite()
 
 
+@kinds
+def test_a_model_all_in_bfloat16_learns(kind: dict[str, Any]) -> None:
+    ours = module(**kind).train().bfloat16()
+    whole = batch([[0, 2, 1], [1, -1, -1]], [(32, 24), (24, 32)])
+    torch.set_default_dtype(torch.bfloat16)  # as the trainer does
+    try:
+        loss = ours.loss(whole | {name: whole[name].bfloat16() for name in ("image", "boxes")})
+    finally:
+        torch.set_default_dtype(torch.float32)
+    loss.backward()
+    assert loss.isfinite()
+    assert all(parameter.grad is not None for parameter in ours.model.parameters())
+
+
 @torch.no_grad()
 @kinds
 def test_training_learns_what_evaluation_measures(kind: dict[str, Any]) -> None:
