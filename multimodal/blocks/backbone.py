@@ -3,6 +3,7 @@
 B batch, C channels, (H, W) image size, (h, w) size of the feature map
 """
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ class TimmBackbone(nn.Module):
         in_channels: channels of the image.
 
     Raises:
-        ValueError: timm has no such model, or it gives no features or cannot be dilated.
+        ValueError: timm has no such model, or it gives no features, not that map, not of images of any size, or cannot
+            be dilated.
     """
 
     def __init__(self, name: str, *, stage: int = -1, dilation: bool = False, in_channels: int = 3) -> None:
@@ -34,20 +36,37 @@ class TimmBackbone(nn.Module):
         options: dict[str, Any] = {"output_stride": 16} if dilation else {}
         try:
             net = timm.create_model(name, features_only=True, out_indices=(stage,), in_chans=in_channels, **options)
+        except IndexError as error:
+            raise ValueError(f"backbone_stage is {stage}, but backbone {name!r} has fewer feature maps") from error
         except (RuntimeError, TypeError, NotImplementedError, AssertionError, AttributeError) as error:
             dilated = ", dilated," if dilation else ""
-            raise ValueError(f"backbone {name!r}{dilated} is not to be had from timm: {error}") from error
+            raise ValueError(
+                f"backbone {name!r}{dilated} is not to be had from timm: {str(error) or type(error).__name__}"
+            ) from error
         self.name = name
         self.net: nn.Module = freeze_batch_norm_2d(net)
-        fold_norms(self.net, in_channels)
         info: Any = net.feature_info
         self.channels: int = info.channels()[-1]
+        self._check_map(in_channels)
+        fold_norms(self.net, in_channels)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] to features [B, channels, h, w]."""
         # The order that oneDNN computes in: otherwise the maps are reordered around every convolution.
         features: list[Tensor] = self.net(images.contiguous(memory_format=torch.channels_last))
         return features[0]
+
+    def _check_map(self, in_channels: int) -> None:
+        """ValueError unless an image of any size becomes a map; many a Transformer has one size."""
+        trial = deepcopy(self.net).to("meta")  # a copy without values, whose forward pass costs nothing
+        try:
+            shape = trial(torch.zeros(1, in_channels, 333, 417, device="meta"))[0].shape
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"backbone {self.name!r} does not take images of any size: {error}") from error
+        if len(shape) != 4 or shape[1] != self.channels:
+            raise ValueError(
+                f"backbone {self.name!r} gives features {list(shape)}, expected [1, {self.channels}, h, w]"
+            )
 
 
 class ConvStem(nn.Module):

@@ -49,7 +49,8 @@ class Proposals(NamedTuple):
 
 def token_places(real: Tensor) -> Tensor:
     """Centres (x, y) of the cells of a map, bool [B, h, w], as shares of its real part, [B, h·w, 2]; padding is out."""
-    centres = [(real.cumsum(axis) - 0.5) / real.sum(axis, keepdim=True).clamp(min=1) for axis in (2, 1)]
+    counts = (real.cumsum(axis, dtype=torch.float32) for axis in (2, 1))  # whatever the default type is
+    centres = [(n - 0.5) / real.sum(axis, keepdim=True).clamp(min=1) for n, axis in zip(counts, (2, 1), strict=True)]
     return torch.stack(centres, -1).masked_fill(~real[..., None], OUTSIDE).flatten(1, 2)
 
 

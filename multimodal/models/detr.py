@@ -67,6 +67,8 @@ class DETRConfig:
         for name, least in (("num_classes", 1), ("num_queries", 1), ("denoising", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        if self.backbone_stage >= 0:
+            raise ValueError(f"backbone_stage is {self.backbone_stage}, expected -1 (the coarsest map), -2, …")
         if self.encoder.embed_dim != self.decoder.embed_dim:
             raise ValueError(
                 f"encoder.embed_dim is {self.encoder.embed_dim} and decoder.embed_dim {self.decoder.embed_dim}, "

@@ -96,7 +96,7 @@ class SetCriterion:
             loss = self._focal(logits, classes).sum(-1) * counts
             return loss.sum((1, 2)) / objects
         absent = logits.shape[-1] - 1
-        weight = torch.where(classes < 0, self.no_object, 1.0) * counts
+        weight = logits.new_ones(classes.shape).masked_fill(classes < 0, self.no_object) * counts
         classes = classes.where(classes >= 0, absent)
         loss = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none").view_as(weight) * weight
         least = torch.finfo(weight.dtype).tiny

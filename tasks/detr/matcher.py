@@ -123,12 +123,17 @@ class HungarianMatcher:
 def nearest_tokens(places: Tensor, targets: Targets) -> Pairs:
     """The token nearest to the centre of each object, where the encoder's tokens propose boxes.
 
-    A fixed choice teaches the tokens sooner than a matching. With more than one token an object, the same box would be
-    proposed several times. A token that is nearest to several objects takes the smallest.
+    <<<<<<< HEAD
+        A fixed choice teaches the tokens sooner than a matching. With more than one token an object, the same box would be
+        proposed several times. A token that is nearest to several objects takes the smallest.
+    =======
+        A fixed choice teaches the tokens sooner than a matching. More than one token an object would do so sooner still,
+        but then a query's box is proposed several times. A token that is nearest to several objects takes the smallest.
+    >>>>>>> detr-tests
 
-    Args:
-        places: [B, N, 2], see `token_places`.
-        targets: the objects.
+        Args:
+            places: [B, N, 2], see `token_places`.
+            targets: the objects.
     """
     distance = torch.cdist(places, targets.boxes[..., :2].to(places.dtype))  # [B, N, M]
     nearest = (distance == distance.amin(1, keepdim=True)) & targets.present[:, None]

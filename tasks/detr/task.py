@@ -164,7 +164,7 @@ class DETRModule(TaskModule):
 
 def targets_of(batch: Batch) -> Targets:
     """The objects of a batch."""
-    return Targets(batch["labels"], batch["boxes"], batch["crowd"])
+    return Targets(batch["labels"], batch["boxes"].float(), batch["crowd"])
 
 
 def _in_pixels(batch: Batch) -> list[dict[str, Tensor]]:

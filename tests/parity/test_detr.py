@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from multimodal.blocks import Stack, StackConfig
+from multimodal.blocks import Stack, StackConfig, sine_2d
 from multimodal.models.detr import DETR, LAYERS, DETRConfig, DETROutput
 from multimodal.pretrained.fb_detr import rules
 from multimodal.pretrained.keymap import KeyMap
@@ -109,12 +109,12 @@ def test_hidden_states(recorded: Recorded, model: DETR) -> None:
     layers: list[Tensor] = []
     blocks = [*model.encoder.blocks, *model.decoder.blocks]
     hooks = [block.register_forward_hook(lambda *call: layers.append(call[-1].tokens)) for block in blocks]
-    memory, valid, pos = model.encode(recorded["input.features"], recorded.valid)
-    model.decode(memory, valid, pos)
+    memory, valid = model.encode(recorded["input.features"], recorded.valid)
+    model.decode(memory, valid)
     for hook in hooks:
         hook.remove()
     assert torch.equal(valid, recorded.valid)
-    assert_close(pos, recorded["output.position"].flatten(2).transpose(1, 2))
+    assert_close(sine_2d(valid, memory.shape[-1]), recorded["output.position"].flatten(2).transpose(1, 2))
     assert_close(memory, recorded["output.memory"].flatten(2).transpose(1, 2))
     encoder, decoder = layers[: len(model.encoder.blocks)], layers[len(model.encoder.blocks) :]
     for i, layer in enumerate(encoder):
