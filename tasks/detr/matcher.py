@@ -123,13 +123,8 @@ class HungarianMatcher:
 def nearest_tokens(places: Tensor, targets: Targets) -> Pairs:
     """The token nearest to the centre of each object, where the encoder's tokens propose boxes.
 
-    <<<<<<< HEAD
-        A fixed choice teaches the tokens sooner than a matching. With more than one token an object, the same box would be
-        proposed several times. A token that is nearest to several objects takes the smallest.
-    =======
-        A fixed choice teaches the tokens sooner than a matching. More than one token an object would do so sooner still,
-        but then a query's box is proposed several times. A token that is nearest to several objects takes the smallest.
-    >>>>>>> detr-tests
+    A fixed choice teaches the tokens sooner than a matching. With more than one token an object, the same box would be
+    proposed several times. A token that is nearest to several objects takes the smallest.
 
         Args:
             places: [B, N, 2], see `token_places`.
