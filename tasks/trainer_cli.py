@@ -281,8 +281,9 @@ class TaskCLI(LightningCLI):
         had = [len(group["params"]) for group in saved["optimizer_states"][0]["param_groups"]]
         if had != sizes:
             raise ValueError(
-                f"{checkpoint}: its optimizer has groups of {had} parameters, expected {sizes}; --freeze and "
-                "model.layer_decay stay as they are in a run, to change them start with --init"
+                f"{checkpoint}: its optimizer has groups of {had} parameters, expected {sizes}; --freeze, "
+                "model.layer_decay and other factors on model.lr stay as they are in a run, to change them start with "
+                "--init"
             )
         self.resumed_step, self.resumed_rows = saved["global_step"], saved.get("rows")
 

@@ -74,6 +74,8 @@ class DETRConfig:
                 f"encoder.embed_dim is {self.encoder.embed_dim} and decoder.embed_dim {self.decoder.embed_dim}, "
                 "expected the same"
             )
+        if self.decoder.rope:
+            raise ValueError(f"decoder.rope is {self.decoder.rope!r}, expected null: queries have no order")
         if self.decoder.embed_dim % 4:
             raise ValueError(f"decoder.embed_dim is {self.decoder.embed_dim}, expected a multiple of 4")
         for name in ("modulated", "denoising"):

@@ -13,6 +13,7 @@ from torch import Tensor
 from multimodal.models.detr import DETROutput
 from tasks.detr.matcher import Pairs, Scores, Targets, giou, xyxy
 
+OverProcesses = Callable[[Tensor], Tensor]
 Losses = dict[str, Tensor]
 """By name, each of shape [L]:
 
@@ -30,8 +31,6 @@ class SetCriterion:
         no_object: weight of "no object" in the cross-entropy; of softmax scores alone.
         weight_class, weight_box, weight_giou: of the three losses in `total`.
         alpha, gamma: of the focal loss ("Focal Loss for Dense Object Detection", Lin et al. 2017); of sigmoid scores.
-        over_processes: the mean of a value over the processes that average their gradients, by whose counts of objects
-            the losses are divided: `mean_over_processes` in training, nothing where one process measures alone.
     """
 
     def __init__(
@@ -44,9 +43,7 @@ class SetCriterion:
         weight_giou: float = 2.0,
         alpha: float = 0.25,
         gamma: float = 2.0,
-        over_processes: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        self.over_processes = over_processes
         self.scores = scores
         self.no_object = no_object
         self.weights = {"loss_ce": weight_class, "loss_bbox": weight_box, "loss_giou": weight_giou}
@@ -65,6 +62,7 @@ class SetCriterion:
         *,
         real: Tensor | None = None,
         repeats: int = 1,
+        over_processes: OverProcesses = lambda value: value,
     ) -> Losses:
         """The losses of each layer.
 
@@ -74,33 +72,38 @@ class SetCriterion:
             pairs: which query answers for which object.
             real: bool [B, Q], False = a query that is none, as in denoising; None = all are.
             repeats: how many queries of a layer answer for each object, as in denoising.
+            over_processes: the mean of a value over the processes that average their gradients, by whose counts the
+                losses are divided: `mean_over_processes` in training, nothing where one process measures alone.
         """
         logits, boxes = output.logits.float(), output.boxes.float()
         layers = len(logits)
-        count = self.over_processes(targets.present.sum().float()).clamp(min=1) * repeats
+        count = over_processes(targets.present.sum().float()).clamp(min=1) * repeats
         found = boxes[pairs.layer, pairs.image, pairs.query]
         wanted = targets.boxes[pairs.image, pairs.target]
         distance = (found - wanted).abs().sum(-1)
         overlap = 1 - giou(xyxy(found), xyxy(wanted))
+        classes, weight = self._classes(logits, targets, pairs, self._counts(boxes, targets, pairs, real))
+        divisor = count if weight is None else over_processes(weight).clamp(min=torch.finfo(weight.dtype).tiny)
         return {
-            "loss_ce": self._classes(logits, targets, pairs, self._counts(boxes, targets, pairs, real), count),
+            "loss_ce": classes / divisor,
             "loss_bbox": _by_layer(distance, pairs, layers) / count,
             "loss_giou": _by_layer(overlap, pairs, layers) / count,
         }
 
-    def _classes(self, logits: Tensor, targets: Targets, pairs: Pairs, counts: Tensor, objects: Tensor) -> Tensor:
-        """The loss [L] of the classes, over the queries that count, bool [L, B, Q]."""
+    def _classes(self, logits: Tensor, targets: Targets, pairs: Pairs, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The loss [L] of the classes, a sum over the queries that count, bool [L, B, Q].
+
+        And the sum [L] of weights by which it is divided; None = by the number of objects.
+        """
         classes = torch.full(logits.shape[:3], -1, device=logits.device)
         classes[pairs.layer, pairs.image, pairs.query] = targets.labels[pairs.image, pairs.target]
         if self.scores == "sigmoid":
-            loss = self._focal(logits, classes).sum(-1) * counts
-            return loss.sum((1, 2)) / objects
+            return (self._focal(logits, classes).sum(-1) * counts).sum((1, 2)), None
         absent = logits.shape[-1] - 1
         weight = logits.new_ones(classes.shape).masked_fill(classes < 0, self.no_object) * counts
         classes = classes.where(classes >= 0, absent)
         loss = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none").view_as(weight) * weight
-        least = torch.finfo(weight.dtype).tiny
-        return loss.sum((1, 2)) / self.over_processes(weight.sum((1, 2))).clamp(min=least)
+        return loss.sum((1, 2)), weight.sum((1, 2))
 
     def _counts(self, boxes: Tensor, targets: Targets, pairs: Pairs, real: Tensor | None) -> Tensor:
         """The queries whose class is judged, bool [L, B, Q]: not those that found a crowd, nor those that are none."""
@@ -128,7 +131,7 @@ def _in_crowd(boxes: Tensor, targets: Targets) -> Tensor:
     a, b = xyxy(boxes.detach())[..., :, None, :], xyxy(targets.boxes)[None, :, None]
     inner = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     area = (a[..., 2:] - a[..., :2]).prod(-1)
-    return ((inner >= 0.5 * area) & targets.crowd[None, :, None]).any(-1)
+    return ((inner > 0) & (inner >= 0.5 * area) & targets.crowd[None, :, None]).any(-1)
 
 
 def mean_over_processes(value: Tensor) -> Tensor:

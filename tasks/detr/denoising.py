@@ -13,7 +13,8 @@ from tasks.detr.matcher import Pairs, Targets
 def add_noise(
     targets: Targets, most: int, num_classes: int, num_queries: int, *, label_noise: float, box_noise: float
 ) -> tuple[Noised, Tensor]:
-    """Noised boxes in as many groups as `most` allows; each group holds every object of an image once.
+    """Noised boxes in as many groups as `most` allows; each group holds every object of an image
+    once, or the first `most` of them.
 
     The number of boxes depends on the padded shape of the targets alone, so that a batch without objects has the same
     graph as any other.

@@ -12,9 +12,9 @@ from multimodal.pretrained import Checkpoint, load_weights
 from multimodal.pretrained.backbone import load_backbone
 from tasks.base import Batch, TaskModule
 from tasks.detr.classes import map_classes, matching
-from tasks.detr.criterion import SetCriterion, cardinality_error, mean_over_processes
+from tasks.detr.criterion import SetCriterion, cardinality_error, class_error, mean_over_processes
 from tasks.detr.denoising import add_noise, denoising_pairs
-from tasks.detr.matcher import HungarianMatcher, Targets, nearest_tokens, xyxy
+from tasks.detr.matcher import HungarianMatcher, Pairs, Targets, nearest_tokens, xyxy
 from tasks.detr.metrics import CocoAP
 from tasks.detr.postprocess import detections
 
@@ -75,29 +75,28 @@ class DETRModule(TaskModule):
 
     def loss(self, batch: Batch) -> Tensor:
         config, targets = self.model.config, targets_of(batch)
-        self.criterion.over_processes = mean_over_processes
         valid = None if bool(batch["valid"].all()) else batch["valid"]
         noised, source = None, targets.labels[:, :0]
         if config.denoising:
             noised, source = add_noise(targets, config.denoising, config.num_classes, config.num_queries, **self.noise)
         found: DETRLayers = self.model(batch["image"], valid, noised, all_layers=True)
         count = source.shape[1]
-        loss = self._set_loss(DETROutput(found.logits[:, :, count:], found.boxes[:, :, count:]), targets)
+        own = DETROutput(found.logits[:, :, count:], found.boxes[:, :, count:])
+        loss = self._total(own, targets, self.matcher(own, targets))
         if noised is not None:
             restored = DETROutput(found.logits[:, :, :count], found.boxes[:, :, :count])
             groups = count // min(targets.labels.shape[1], config.denoising)
             pairs = denoising_pairs(noised, source, len(found.logits))
-            loss = loss + self.criterion.total(
-                self.criterion(restored, targets, pairs, real=noised.real, repeats=groups)
-            )
+            loss = loss + self._total(restored, targets, pairs, real=noised.real, repeats=groups)
         if found.proposals is not None:
             proposed = DETROutput(found.proposals.logits[None], found.proposals.boxes[None])
             pairs = nearest_tokens(found.proposals.places, targets)
-            loss = loss + self.criterion.total(self.criterion(proposed, targets, pairs))
+            loss = loss + self._total(proposed, targets, pairs)
         return loss
 
-    def _set_loss(self, output: DETROutput, targets: Targets) -> Tensor:
-        return self.criterion.total(self.criterion(output, targets, self.matcher(output, targets)))
+    def _total(self, output: DETROutput, targets: Targets, pairs: Pairs, **options: Any) -> Tensor:
+        losses = self.criterion(output, targets, pairs, over_processes=mean_over_processes, **options)
+        return self.criterion.total(losses)
 
     def on_fit_start(self) -> None:
         images = len(self.trainer.datamodule.datasets["train"])  # type: ignore[attr-defined]
@@ -116,22 +115,30 @@ class DETRModule(TaskModule):
         return {
             "loss": MeanMetric(nan_strategy="disable"),
             "cardinality_error": MeanMetric(nan_strategy="disable"),
+            "class_error": MeanMetric(nan_strategy="disable"),
             "coco": CocoAP(None),
         }
 
     def evaluate(self, batch: Batch, metrics: MetricCollection) -> None:
         output = self.by_size(batch["image"], batch["valid"])
         targets, scores = targets_of(batch), self.model.config.scores
-        self.criterion.over_processes = lambda value: value
         for i in range(len(targets.labels)):  # each by itself, so that means do not depend on which are in a batch
             found = DETROutput(*(part[None, i : i + 1] for part in output))
             wanted = Targets(*(part[i : i + 1] for part in targets))
-            metrics["loss"].update(self._set_loss(found, wanted))
+            pairs = self.matcher(found, wanted)
+            metrics["loss"].update(self.criterion.total(self.criterion(found, wanted, pairs)))
+            if len(pairs.query):
+                metrics["class_error"].update(class_error(found.logits, wanted, pairs))
             metrics["cardinality_error"].update(cardinality_error(found.logits, wanted, scores))
         metrics["coco"].update(detections(output, batch["size"], scores=scores), _in_pixels(batch))
 
     def by_size(self, images: Tensor, valid: Tensor) -> DETROutput:
-        """The outputs for a padded batch as for each image alone: convolutions would see the padding of the others."""
+        """The outputs for a padded batch as for each image alone: convolutions would see the padding of the others.
+
+        A model that is divided among processes is called once, padding and all: they must call it equally often.
+        """
+        if self.device_mesh is not None:
+            return self.model(images, valid)
         rows, columns = valid.any(2).sum(1).tolist(), valid.any(1).sum(1).tolist()
         groups: dict[tuple[int, int], list[int]] = {}
         for index, size in enumerate(zip(rows, columns, strict=True)):

@@ -254,7 +254,10 @@ def test_a_resumed_run_goes_on_in_its_folder(run: Run, tmp_path: Path, caplog: p
     ("flags", "message"),
     [
         (["--freeze", "encoder.*"], "its optimizer has groups of [25, 14] parameters, expected [3, 2]"),
-        (["--model.layer_decay", "0.5"], "--freeze and model.layer_decay stay as they are in a run"),
+        (
+            ["--model.layer_decay", "0.5"],
+            "--freeze, model.layer_decay and other factors on model.lr stay as they are in a run",
+        ),
         (["--trainer.default_root_dir", "x"], "trainer.default_root_dir is x, but a run goes on where it is: copy"),
         (["--model.optimizer", "lamb"], "model.optimizer is lamb, expected adamw as in the run so far"),
         (["--trainer.max_epochs", "-1"], "the run has no end, or no step"),

@@ -49,6 +49,10 @@ def build(**options: Any) -> DETR:
             "encoder.embed_dim is 32 and decoder.embed_dim 16, expected the same",
         ),
         (
+            {"decoder": StackConfig(embed_dim=16, num_heads=2, rope="half")},
+            "decoder.rope is 'half', expected null: queries have no order",
+        ),
+        (
             {side: StackConfig(embed_dim=30, num_heads=2) for side in ("encoder", "decoder")},
             "decoder.embed_dim is 30, expected a multiple of 4",
         ),

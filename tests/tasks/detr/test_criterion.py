@@ -83,8 +83,8 @@ def test_losses_are_weighted_and_divided_by_the_mean_count_of_the_processes() ->
     found, wanted = Found("sigmoid"), targets([[0, 2], [1, 1]])
     pairs = HungarianMatcher("sigmoid")(found.output, wanted)
     alone = found.losses(wanted, pairs)
-    criterion = SetCriterion("sigmoid", weight_class=3, over_processes=lambda value: value / 2)
-    for name, loss in criterion(found.output, wanted, pairs, repeats=4).items():
+    criterion, halved = SetCriterion("sigmoid", weight_class=3), {"over_processes": lambda value: value / 2}
+    for name, loss in criterion(found.output, wanted, pairs, repeats=4, **halved).items():
         torch.testing.assert_close(loss, alone[name] / 2)
     expected = 3 * alone["loss_ce"].sum() + 5 * alone["loss_bbox"].sum() + 2 * alone["loss_giou"].sum()
     torch.testing.assert_close(criterion.total(alone), expected)
