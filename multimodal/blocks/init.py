@@ -31,10 +31,8 @@ def init_linear(linear: nn.Linear, std: float) -> None:
 
 
 def init_convolution(convolution: nn.Conv2d) -> None:
-    """Normal weight by the fan-out ("Delving Deep into Rectifiers", He et al. 2015), zero bias."""
+    """Normal weight by the fan-out ("Delving Deep into Rectifiers", He et al. 2015), for one without a bias."""
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-    if convolution.bias is not None:
-        nn.init.zeros_(convolution.bias)
 
 
 def _init_clip(block: "Block", width: int, depth: int) -> None:
