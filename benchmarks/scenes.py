@@ -2,7 +2,7 @@
 
     python benchmarks/scenes.py [--seeds 0]
 
-About eight minutes a run on two otherwise idle cores. Scenes of the test set with what the first run finds in them
+Scenes of the test set with what the first run finds in them
 become docs/detr_scenes.png, its curves docs/detr_curves.png.
 """
 
