@@ -22,20 +22,19 @@ class TimmBackbone(nn.Module):
         name: a model of timm that gives features, such as resnet50.
         stage: which of its feature maps, counted from the end: -1 = the coarsest.
         dilation: the last stage dilated instead of strided (DC5), which doubles the resolution of the map.
-        in_channels: channels of the image.
 
     Raises:
         ValueError: timm has no such model, or it gives no features, not that map, not of images of any size, or cannot
             be dilated.
     """
 
-    def __init__(self, name: str, *, stage: int = -1, dilation: bool = False, in_channels: int = 3) -> None:
+    def __init__(self, name: str, *, stage: int = -1, dilation: bool = False) -> None:
         super().__init__()
         import timm
 
         options: dict[str, Any] = {"output_stride": 16} if dilation else {}
         try:
-            net = timm.create_model(name, features_only=True, out_indices=(stage,), in_chans=in_channels, **options)
+            net = timm.create_model(name, features_only=True, out_indices=(stage,), **options)
         except IndexError as error:
             raise ValueError(f"backbone_stage is {stage}, but backbone {name!r} has fewer feature maps") from error
         except (RuntimeError, TypeError, NotImplementedError, AssertionError, AttributeError) as error:
@@ -47,8 +46,8 @@ class TimmBackbone(nn.Module):
         self.net: nn.Module = freeze_batch_norm_2d(net)
         info: Any = net.feature_info
         self.channels: int = info.channels()[-1]
-        self._check_map(in_channels)
-        fold_norms(self.net, in_channels)
+        self._check_map()
+        fold_norms(self.net, 3)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] to features [B, channels, h, w]."""
@@ -56,11 +55,11 @@ class TimmBackbone(nn.Module):
         features: list[Tensor] = self.net(images.contiguous(memory_format=torch.channels_last))
         return features[0]
 
-    def _check_map(self, in_channels: int) -> None:
+    def _check_map(self) -> None:
         """ValueError unless an image of any size becomes a map; many a Transformer has one size."""
         trial = deepcopy(self.net).to("meta")  # a copy without values, whose forward pass costs nothing
         try:
-            shape = trial(torch.zeros(1, in_channels, 333, 417, device="meta"))[0].shape
+            shape = trial(torch.zeros(1, 3, 333, 417, device="meta"))[0].shape
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"backbone {self.name!r} does not take images of any size: {error}") from error
         if len(shape) != 4 or shape[1] != self.channels:
@@ -75,15 +74,14 @@ class ConvStem(nn.Module):
     Groups are normed rather than batches, so that an image's features do not depend on the others.
 
     Args:
-        in_channels: channels of the image.
         channels: of the map; a multiple of 32.
     """
 
-    def __init__(self, in_channels: int = 3, channels: int = 128) -> None:
+    def __init__(self, channels: int = 128) -> None:
         super().__init__()
         self.channels = channels
         widths = [channels // 4, channels // 2, channels]
-        self.stem = ConvNorm(in_channels, widths[0], stride=2)
+        self.stem = ConvNorm(3, widths[0], stride=2)
         self.stages = nn.Sequential(
             ConvNorm(widths[0], widths[1], stride=2),
             ResidualConv(widths[1]),
