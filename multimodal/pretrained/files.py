@@ -38,6 +38,11 @@ def read_torch(path: Path) -> Any:
         found = f"wants to run code ({wanted.group(1)})" if wanted else "holds more than tensors and plain data"
         raise ValueError(f"{path}: refused, because it {found}; expected tensors and plain data alone") from error
     except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        if "TorchScript" in str(error):
+            raise ValueError(
+                f"{path}: refused, because it is a TorchScript archive, which holds code; expected the state_dict of "
+                "its model, written by torch.save"
+            ) from error
         raise _damaged(path, one_line(error)) from error
 
 

@@ -264,8 +264,8 @@ def read_folder(folder: Path) -> Checkpoint:
 def read_file(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
     """A bare file: with a config beside it as open_clip_config.json, or else what its shapes show.
 
-    They do not show how wide a head is, which is known of published sizes and else 64; and which GELU there is: OpenAI's
-    weights, and those whose file has `quickgelu` or `openai` in its name, have the quick one.
+    They do not show how wide a head is, which is known of published sizes and else 64; and which GELU there is:
+    OpenAI's weights, and those whose file has `quickgelu` or `openai` in its name, have the quick one.
     """
     state = {key.removeprefix("module."): value for key, value in state.items()}
     beside = path.with_name(CONFIG)

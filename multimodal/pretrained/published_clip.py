@@ -44,7 +44,7 @@ def require_published(config: CLIPConfig, where: str, **allowed: tuple[Any, ...]
 
 
 def tokenizer_of(text: TextConfig) -> dict[str, Any] | None:
-    """The description of CLIP's own tokenizer, where the text tower's vocabulary is that; else None: it is not known."""
+    """The description of CLIP's own tokenizer, where the text tower has its vocabulary; None = it is not known."""
     if (text.vocab_size, text.end_token) != (_BPE_TOKENS, _BPE_END):
         return None
     return {"kind": "clip_bpe", "context_length": text.context_length}

@@ -147,7 +147,8 @@ def _read_module(module: nn.Module) -> Checkpoint:
             checkpoint: Checkpoint = source.reader("read_module")(module)
             return checkpoint
     raise ValueError(
-        f"{_name(module)}: no known source, expected a module of timm or open_clip, or a ViT, CLIP or DETR of transformers"
+        f"{_name(module)}: no known source, expected a module of timm or open_clip, or a ViT, CLIP or DETR of "
+        "transformers"
     )
 
 
@@ -178,7 +179,8 @@ def _read_folder(folder: Path) -> Checkpoint:
             checkpoint: Checkpoint = source.reader("read_folder")(folder)
             return checkpoint
     (name, config), *_ = described.items()
-    known = ", ".join(source.model_type or f"any with {source.folder_key!r}" for source in SOURCES if source.library)
+    served = [source for source in SOURCES if source.library and source.folder_file == name]
+    known = ", ".join(source.model_type or f"any with {source.folder_key!r}" for source in served)
     raise ValueError(f"{folder}: {name} has model_type {config.get('model_type')!r}, expected {known}")
 
 

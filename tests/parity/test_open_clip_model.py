@@ -49,6 +49,13 @@ def openai_cfg() -> dict[str, Any]:
     return {"vision_cfg": {"width": 128, "head_width": 64}, "text_cfg": {"width": 64, "heads": 1}}
 
 
+def openai_model(state: dict[str, torch.Tensor]) -> Any:
+    """What OpenAI's code makes of a state dict, in float32; its own builder rounds to float16."""
+    module = build_model_from_openai_state_dict(dict(state)).float()
+    module.load_state_dict(state)
+    return module.eval()
+
+
 @torch.no_grad()
 def assert_same(ours: Any, theirs: Any, end: int = END) -> None:
     """Both towers, with and without their lengths, and the logits."""
@@ -69,6 +76,7 @@ def fails(source: Any) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- in memory
 
+EPS = {"norm_kwargs": {"eps": 1e-4}}
 CASES: list[dict[str, Any]] = [
     {},
     {"quick_gelu": True},
@@ -76,8 +84,8 @@ CASES: list[dict[str, Any]] = [
     {"vision_cfg": {"image_size": (16, 8), "patch_size": (4, 2), "act_kwargs": {"approximate": "tanh"}}},
     {"vision_cfg": {"pool_type": "avg", "final_ln_after_pool": True, "no_ln_pre": True, "mlp_ratio": 3.1}},
     {"vision_cfg": {"pool_type": "avg", "ls_init_value": 0.3}, "text_cfg": {"ls_init_value": 0.2}},
-    {"text_cfg": {"pool_type": "eos", "eos_id": 40, "norm_kwargs": {"eps": 1e-4}}, "vision_cfg": {"norm_kwargs": {"eps": 1e-4}}},
-]  # fmt: skip
+    {"text_cfg": {"pool_type": "eos", "eos_id": 40, **EPS}, "vision_cfg": EPS},
+]
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)
@@ -118,14 +126,14 @@ def read_gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_initialisation() -> None:
-    """The text tower, positions, class token and projections draw alike; the image tower's blocks as OpenAI's do."""
+    """All but the image tower's blocks, which open_clip leaves as torch draws them."""
     wide = {"width": 256, "layers": 2}
     module = TheirCLIP(**model_cfg(embed_dim=128, vision_cfg=wide | {"head_width": 64}, text_cfg=wide | {"heads": 4}))
-    published = read(module)
-    ours = CLIP(load(module).model.config)
-    names = [name for name in published.state_dict if not name.startswith(("vision.encoder", "vision.patch"))]
-    fresh = nn.ParameterDict({name.replace(".", "/"): ours.state_dict()[name] for name in names})
-    assert_same_initialisation(fresh, {name.replace(".", "/"): published.state_dict[name] for name in names})
+    theirs, ours = read(module).state_dict, CLIP(load(module).model.config).state_dict()
+    torch.testing.assert_close(theirs.pop("logit_scale"), ours["logit_scale"])
+    names = {name: name.replace(".", "/") for name in theirs if not name.startswith(("vision.encoder", "vision.patch"))}
+    drawn = nn.ParameterDict({key: ours[name].squeeze() for name, key in names.items()})
+    assert_same_initialisation(drawn, {key: theirs[name].squeeze() for name, key in names.items()})
 
 
 @pytest.mark.parametrize(
@@ -148,7 +156,7 @@ def test_what_is_not_covered_is_refused(changes: dict[str, Any], reason: str) ->
     assert f"not covered, because {reason}; expected a CLIP of two plain Transformers" in fails(module)
 
 
-# ---------------------------------------------------------------------------------------------------- folders, in and out
+# -------------------------------------------------------------------------------------------------- folders, in and out
 
 
 @pytest.mark.parametrize(
@@ -254,8 +262,7 @@ def test_openais_state_dict(tmp_path: Path) -> None:
             assert_same(loaded.model, module)
             assert loaded.preprocess is not None
             assert loaded.preprocess["mean"] == [0.48145466, 0.4578275, 0.40821073]
-    back = build_model_from_openai_state_dict(state, cast_dtype=torch.float32).float().eval()
-    assert_same(load(tmp_path / "ViT.pt").model, back)
+    assert_same(load(tmp_path / "ViT.pt").model, openai_model(state))
 
 
 def test_an_export_is_what_openais_code_loads(tmp_path: Path) -> None:
@@ -263,7 +270,7 @@ def test_an_export_is_what_openais_code_loads(tmp_path: Path) -> None:
     ours = randomize(tiny(vision=quick | {"embed_dim": 128}, text=quick | {"embed_dim": 64, "num_heads": 1}))
     to_open_clip(Checkpoint.of("clip", ours), tmp_path)
     state = load_file(tmp_path / "open_clip_model.safetensors")
-    assert_same(ours, build_model_from_openai_state_dict(state, cast_dtype=torch.float32).float().eval())
+    assert_same(ours, openai_model(state))
 
 
 def test_heads_of_published_sizes_are_known(tmp_path: Path) -> None:
@@ -276,6 +283,11 @@ def test_heads_of_published_sizes_are_known(tmp_path: Path) -> None:
     from multimodal.pretrained.open_clip import _model_cfg_by_shapes
 
     assert _model_cfg_by_shapes(state, tmp_path)["vision_cfg"]["head_width"] == 80
+
+
+def test_openais_archive_is_refused_as_code(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "ViT-B-32.pt")
+    assert "it is a TorchScript archive, which holds code; expected the state_dict" in fails(tmp_path / "ViT-B-32.pt")
 
 
 def test_files_that_are_no_clip(tmp_path: Path) -> None:
@@ -323,7 +335,8 @@ def test_folders_that_describe_nothing_known(tmp_path: Path) -> None:
 
 def test_a_published_name_is_fetched_by_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     module = build(quick_gelu=True)
-    set_model_preprocess_cfg(module, {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "resize_mode": "squash", "interpolation": "bilinear"})  # fmt: skip
+    theirs = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "resize_mode": "squash", "interpolation": "bilinear"}
+    set_model_preprocess_cfg(module, theirs)
     calls = []
 
     def fake(name: str, tag: str, force_quick_gelu: bool) -> nn.Module:
