@@ -32,6 +32,7 @@ def read_torch(path: Path) -> Any:
     try:
         with warnings.catch_warnings():  # about pickles that torch.save does not write, which then are refused
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
+            warnings.filterwarnings("ignore", message=".*TorchScript archive")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
