@@ -21,7 +21,7 @@ from multimodal.data import Augmentation, ImagePreprocess, eval_transform, load_
 from multimodal.data.image import CropMode, Interpolation, Transform
 from tasks.data import Key, TaskData
 from tasks.vit.cifar import cifar
-from tasks.vit.folder import class_names, scan
+from multimodal.data.folder import class_names, scan
 
 Samples = Sequence[tuple[str | Image.Image, str]]
 """Image, as a file or decoded, and the name of its class."""
