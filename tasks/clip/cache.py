@@ -112,4 +112,6 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def _checksum(embeddings: Tensor, table: str) -> str:
-    return hashlib.sha256(tensor_bytes(embeddings) + table.encode()).hexdigest()
+    digest = hashlib.sha256(tensor_bytes(embeddings))
+    digest.update(table.encode())
+    return digest.hexdigest()

@@ -20,7 +20,7 @@ from multimodal.data.folder import Samples, class_names, scan
 from multimodal.pretrained.files import write_whole
 from tasks.clip.labels import read_labels, shorten, templates_of, warn_of_cut
 from tasks.clip.photos import Photos
-from tasks.clip.retrieval import ranks
+from tasks.clip.metrics import ranks
 from tasks.errors import UsageError, one_line
 from tasks.predict import check_output, csv_line
 
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evaluate",
         action="store_true",
-        help="PATH is one folder with a folder of images for each class (or such folders in test/ or val/): measure top-1 "
-        "and top-5. Labels are the names of the folders, or as many others in the folders' order",
+        help="measure top-1 and top-5: PATH is one folder with a folder of images for each class, or with test/ or "
+        "val/ that is such a folder; labels are the names of the folders, or as many others in the folders' order",
     )
     parser.add_argument(
         "--confusion",
@@ -189,7 +189,7 @@ def draw_confusion(result: Result, place: Path) -> None:
     if count <= COUNTED:
         for row, column in result.confusion.nonzero().tolist():
             color = "white" if shares[row, column] > 0.5 else "black"
-            axis.text(column, row, int(result.confusion[row, column]), ha="center", va="center", color=color, size=7)
+            axis.text(column, row, str(int(result.confusion[row, column])), ha="center", va="center", color=color, size=7)
     content = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")

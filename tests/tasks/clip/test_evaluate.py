@@ -75,9 +75,7 @@ def test_a_table(run: Run, colors: list[str]) -> None:
     lines = result.out.splitlines()
     assert (result.code, lines[0]) == (0, "21 images of 6 classes")
     assert [line.split()[0] for line in lines[1:4]] == ["top-1", "top-5", "mean"]
-    assert [line.split()[:2] for line in lines[6:12]] == [
-        [name, str(COLORS.index(name) + 1)] for name in colors
-    ]
+    assert [line.split()[:2] for line in lines[6:12]] == [[name, str(COLORS.index(name) + 1)] for name in colors]
     assert lines[-1] == "confusion matrix: matrix.png"
     assert Path("matrix.png").is_file()
     assert not Path("confusion.png").exists()
