@@ -19,8 +19,8 @@ from torch import Tensor
 from multimodal.data.folder import Samples, class_names, scan
 from multimodal.pretrained.files import write_whole
 from tasks.clip.labels import read_labels, shorten, templates_of, warn_of_cut
-from tasks.clip.photos import Photos
 from tasks.clip.metrics import ranks
+from tasks.clip.photos import Photos
 from tasks.errors import UsageError, one_line
 from tasks.predict import check_output, csv_line
 
@@ -189,7 +189,8 @@ def draw_confusion(result: Result, place: Path) -> None:
     if count <= COUNTED:
         for row, column in result.confusion.nonzero().tolist():
             color = "white" if shares[row, column] > 0.5 else "black"
-            axis.text(column, row, str(int(result.confusion[row, column])), ha="center", va="center", color=color, size=7)
+            number = str(int(result.confusion[row, column]))
+            axis.text(column, row, number, ha="center", va="center", color=color, size=7)
     content = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
