@@ -65,11 +65,6 @@ class Embedder:
         return features.float().cpu()
 
     @torch.inference_mode()
-    def texts(self, texts: Sequence[str]) -> Tensor:
-        """Texts to features float32 [B, E] of length 1."""
-        return self._sums(texts, 1)
-
-    @torch.inference_mode()
     def labels(self, labels: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Features float32 [C, E] of length 1, each the mean of those of a label in all templates (section 3.1.4).
 

@@ -31,29 +31,6 @@ COUNTED = 20
 """Classes up to which it has numbers."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--evaluate and --confusion."""
-    parser.add_argument(
-        "--evaluate",
-        action="store_true",
-        help="measure top-1 and top-5: PATH is one folder with a folder of images for each class, or with test/ or "
-        "val/ that is such a folder; labels are the names of the folders, or as many others in the folders' order",
-    )
-    parser.add_argument(
-        "--confusion",
-        metavar="FILE",
-        help=f"with --evaluate, where the picture of the confusion matrix goes, as PNG (default: {CONFUSION})",
-    )
-
-
-def check_flags(args: argparse.Namespace) -> None:
-    """ValueError for flags that mean nothing together."""
-    without = ("top_k", "threshold", "sheet") if args.evaluate else ("confusion",)
-    for name in without:
-        if getattr(args, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} is {'not for' if args.evaluate else 'for'} --evaluate")
-
-
 @dataclass(frozen=True)
 class Result:
     """What was measured."""

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         paths = image_paths(args.paths)
         check_output("--sheet", args.sheet, paths)
         photos = Photos.load(args)
-        sentence = photos.embedder.texts([args.sentence])
+        sentence = photos.embedder.labels([args.sentence], ["{}"])
     except (ValueError, OSError) as error:
         raise UsageError(one_line(error)) from error
     warn_of_cut(photos.embedder, [args.sentence], ["{}"])

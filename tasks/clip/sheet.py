@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
-import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 from multimodal.data import load_image
@@ -74,6 +73,8 @@ def _tile(path: str) -> Image.Image:
 
 def _font() -> ImageFont.FreeTypeFont:
     """One that knows more letters than Pillow's own."""
+    import matplotlib  # takes half a second, which only those wait for who want a sheet
+
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size=12)
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tasks.clip import evaluate
 from tasks.clip.labels import add_label_arguments, read_labels, shorten, templates_of, warn, warn_of_cut
 from tasks.clip.photos import Photo, Photos, add_cache_argument
 from tasks.clip.sheet import Sheet
@@ -33,7 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print a JSON object on one line for each image")
     group.add_argument("--csv", action="store_true", help="print a table of path, label and probability")
     parser.add_argument("--sheet", metavar="FILE", help="draw the images with their best label, as PNG, there")
-    evaluate.add_arguments(parser)
+    parser.add_argument(
+        "--evaluate",
+        action="store_true",
+        help="measure top-1 and top-5: PATH is one folder with a folder of images for each class, or with test/ or "
+        "val/ that is such a folder; labels are the names of the folders, or as many others in the folders' order",
+    )
+    parser.add_argument(
+        "--confusion",
+        metavar="FILE",
+        help="with --evaluate, where the picture of the confusion matrix goes, as PNG (default: confusion.png)",
+    )
     add_cache_argument(parser)
 
 
@@ -46,11 +55,14 @@ class Answer(NamedTuple):
 
 def run(args: argparse.Namespace) -> int:
     """Predict, or measure; 1 where an image could not be read, which is named while the others are predicted."""
-    try:
-        evaluate.check_flags(args)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    return evaluate.run(args) if args.evaluate else _predict(args)
+    for name in ("top_k", "threshold", "sheet") if args.evaluate else ("confusion",):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is {'not for' if args.evaluate else 'for'} --evaluate")
+    if not args.evaluate:
+        return _predict(args)
+    from tasks.clip import evaluate  # its libraries take seconds
+
+    return evaluate.run(args)
 
 
 def _predict(args: argparse.Namespace) -> int:

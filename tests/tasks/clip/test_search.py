@@ -64,7 +64,7 @@ def test_a_changed_image_is_seen_anew_whatever_its_time_and_size(run: Run, photo
 
 def test_images_that_are_gone_are_not_kept(run: Run, photos: list[str]) -> None:
     search(run, "a red car", "photos")
-    (kept,) = Path("multimodal/clip").glob("*.safetensors")
+    kept = max(Path("multimodal/clip").glob("*.safetensors"), key=lambda path: path.stat().st_size)
     size = kept.stat().st_size
     for path in photos[1:]:
         Path(path).unlink()
@@ -108,3 +108,16 @@ def test_mistakes(run: Run, photos: list[str], arguments: list[str], message: st
     result = search(run, *arguments)
     assert result.error.startswith(message)
     assert (result.code, result.out) == (2, "")
+
+
+def test_flags_may_stand_between_sentence_and_images(run: Run, photos: list[str]) -> None:
+    flags = ["--checkpoint", "model.safetensors", "--csv"]
+    orders = (
+        ["a red car", *photos, *flags],
+        ["a red car", *flags, *photos],
+        [*flags, "a red car", *photos],
+        ["a red car", photos[0], *flags, *photos[1:]],
+    )
+    outs = {run("search", *order).out for order in orders}
+    assert len(outs) == 1
+    assert len(outs.pop().splitlines()) == 6
