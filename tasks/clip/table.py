@@ -19,6 +19,8 @@ from tasks.clip.samples import Sample, digest_of, text_id
 SPLITS = ("train", "val", "test")
 SPLIT_COLUMN = "split"
 SUFFIXES = (".tsv", ".csv")
+_REST = "\0"
+"""Where cells are put that have no column; no column is named so."""
 _TOLD = 5
 """Rows that a warning names."""
 
@@ -114,7 +116,8 @@ def read_table(path: Path, options: TableOptions) -> dict[str, list[Record]]:
             continue
         rows += 1
         captions = [caption for column in options.caption_columns if (caption := row[column].strip())]
-        if problem := _problem(path.parent, name, captions):
+        problem = "more cells than columns" if _REST in row else _problem(path.parent, name, captions)
+        if problem:
             problems.append(f"row {number}: {problem}")
             continue
         split = row.get(SPLIT_COLUMN, SPLITS[0])
@@ -134,14 +137,14 @@ def read_table(path: Path, options: TableOptions) -> dict[str, list[Record]]:
 
 
 def _rows(path: Path, options: TableOptions) -> Iterator[tuple[int, dict[str, str]]]:
-    """Cells by column, and the number of the line; rows of another length have empty cells."""
+    """Cells by column, and the number of the line; rows that are too short have empty cells."""
     needed = (options.file_column, *options.caption_columns)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".tsv":
-                reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
+                reader = csv.DictReader(file, restkey=_REST, restval="", delimiter="\t", quoting=csv.QUOTE_NONE)
             else:
-                reader = csv.DictReader(file, restval="")
+                reader = csv.DictReader(file, restkey=_REST, restval="")
             columns = reader.fieldnames or []
             if lacking := [name for name in needed if name not in columns]:
                 raise ValueError(

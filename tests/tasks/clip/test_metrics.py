@@ -66,7 +66,7 @@ def by_hand(data: list[Item], image_seed: int, alone: tuple[int, ...] = ()) -> d
         losses.append(-np.mean([logits[caption] - total for caption in own[image]]))
     values = {"loss": float(np.mean(losses)), "top1": float(np.mean(np.array(by_image) == 1))}
     for name, ranked in (("image_to_text", by_image), ("text_to_image", by_text)):
-        values |= {f"{name}/R@{k}": float(np.mean(np.array(ranked) <= k)) for k in (1, 5, 10)}
+        values |= {f"{name}/R{k}": float(np.mean(np.array(ranked) <= k)) for k in (1, 5, 10)}
         values[f"{name}/median_rank"] = float(np.median(ranked))
     return values
 
@@ -105,7 +105,7 @@ def test_features_that_are_all_alike_find_nothing() -> None:
     rows = normalize(torch.ones(20, 4), dim=-1)
     metric.update(rows, ids, rows, ids, ids, torch.tensor(1.0))
     values = metric.compute()
-    assert values["top1"] == values["image_to_text/R@10"] == values["text_to_image/R@10"] == 0
+    assert values["top1"] == values["image_to_text/R10"] == values["text_to_image/R10"] == 0
     assert values["image_to_text/median_rank"] == 20
     assert values["loss"].item() == pytest.approx(np.log(20))
 

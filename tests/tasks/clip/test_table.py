@@ -55,8 +55,9 @@ def test_a_column_split_is_kept(root: Path) -> None:
 
 
 def test_bad_rows_are_named_and_never_trained_on(root: Path) -> None:
-    text = "file\tcaption\na.png\t \nb.png\nnone.png\tx\n../secret.png\tx\n/etc/passwd\tx\n\tx\nc.png\tgood\n"
-    with pytest.warns(UserWarning, match="6 of 7 rows left out") as told:
+    text = "file\tcaption\na.png\t \nb.png\nnone.png\tx\n../secret.png\tx\n/etc/passwd\tx\n"
+    text += "\tx\nd.png\tx\ty\nc.png\tgood\n"
+    with pytest.warns(UserWarning, match="7 of 8 rows left out") as told:
         found = read(root, text)
     assert shown(found["train"]) == {"c.png": ("good",)}
     (message,) = [str(warning.message) for warning in told if "left out" in str(warning.message)]
@@ -66,7 +67,7 @@ def test_bad_rows_are_named_and_never_trained_on(root: Path) -> None:
         "row 4: no such file none.png",
         f"row 5: ../secret.png lies outside of {root}",
         "row 6: /etc/passwd lies outside",
-        " and 1 more",
+        " and 2 more",
     ):
         assert part in message
     assert "\n" not in message
