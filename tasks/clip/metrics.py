@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 TOP = (1, 5, 10)
-"""The k of each R@k."""
+"""The k of each R@k. It is written without the @, which some trackers refuse."""
 ROWS = 1024
 """Queries whose scores are in memory at a time."""
 NO_IMAGE = -1
@@ -85,7 +85,7 @@ class Retrieval(Metric):
 
         - loss: cross-entropy of the right texts among all, shared evenly, in the mean over images
         - top1: share of the images whose best text is a right one
-        - image_to_text/R@k, text_to_image/R@k: share of the queries with something right among the best k
+        - image_to_text/Rk, text_to_image/Rk: R@k, the share of the queries with something right among the best k
         - image_to_text/median_rank, text_to_image/median_rank: from 1
         """
         images, image_ids = self._each("image_features", "image_ids")
@@ -128,7 +128,7 @@ class Retrieval(Metric):
 
 def _summary(name: str, found: Tensor) -> dict[str, Tensor]:
     """Of ranks int64 [Q], as float64 scalars."""
-    recalls = {f"{name}/R@{k}": (found <= k).double().mean() for k in TOP}
+    recalls = {f"{name}/R{k}": (found <= k).double().mean() for k in TOP}
     return recalls | {f"{name}/median_rank": found.double().quantile(0.5)}
 
 
