@@ -43,7 +43,9 @@ class TextConfig(StackConfig):
         super().__post_init__()
         self._expect("context_length", self.context_length >= 2, "at least 2")
         self._expect("vocab_size", self.vocab_size >= 1, "at least 1")
-        self._expect("end_token", 0 < self.end_token < self.vocab_size, f"in 1 … vocab_size - 1 = {self.vocab_size - 1}")
+        self._expect(
+            "end_token", 0 < self.end_token < self.vocab_size, f"in 1 … vocab_size - 1 = {self.vocab_size - 1}"
+        )
 
 
 VISION = ViTConfig(
@@ -84,7 +86,9 @@ class CLIPConfig:
         if not 0 <= self.logit_scale <= MAX_LOGIT_SCALE:
             raise ValueError(f"logit_scale is {self.logit_scale}, expected 0 … ln 100 = {MAX_LOGIT_SCALE:.4f}")
         if self.vision.num_classes:
-            raise ValueError(f"vision.num_classes is {self.vision.num_classes}, expected 0: the image tower has no head")
+            raise ValueError(
+                f"vision.num_classes is {self.vision.num_classes}, expected 0: the image tower has no head"
+            )
         if self.vision.distilled:
             raise ValueError("vision.distilled is True, expected false: an image has one feature")
 
@@ -171,7 +175,7 @@ class CLIP(nn.Module):
         return CLIPOutput(
             _in_chunks(self.encode_image, images, micro_batch),
             _in_chunks(self.encode_text, tokens, micro_batch),
-            self.logit_scale[0].clamp(0, MAX_LOGIT_SCALE).exp(),
+            self.logit_scale[0].clamp(0.0, MAX_LOGIT_SCALE).exp(),
             None if self.logit_bias is None else self.logit_bias[0],
         )
 
