@@ -65,6 +65,6 @@ def tokenizer_from(record: Any, where: str = "tokenizer") -> CLIPTokenizer:
     if not isinstance(record, Mapping) or record.get("kind") != _KIND:
         raise ValueError(f"{where}: its tokenizer is {record!r:.80}, expected one of kind {_KIND!r}")
     length = record.get("context_length")
-    if type(length) is not int:
-        raise ValueError(f"{where}: its tokenizer has context_length {length!r:.80}, expected a number")
+    if type(length) is not int or length < 2:
+        raise ValueError(f"{where}: its tokenizer has context_length {length!r:.80}, expected a number from 2 on")
     return CLIPTokenizer(length)

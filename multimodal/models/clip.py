@@ -172,16 +172,19 @@ class CLIP(nn.Module):
             micro_batch: images or texts that go through a tower at a time, and again in the backward pass, where
                 alone the activations of so many are held: the features and gradients are those of the whole batch.
         """
+        scale = self.logit_scale[0]
+        # The limited value with the gradient of the free one: clamped, a scale at its limit could never leave it.
+        limited = scale.detach().clamp(0.0, MAX_LOGIT_SCALE) + (scale - scale.detach())
         return CLIPOutput(
             _in_chunks(self.encode_image, images, micro_batch),
             _in_chunks(self.encode_text, tokens, micro_batch),
-            self.logit_scale[0].clamp(0.0, MAX_LOGIT_SCALE).exp(),
+            limited.exp(),
             None if self.logit_bias is None else self.logit_bias[0],
         )
 
     @torch.no_grad()
     def limit_logit_scale(self) -> None:
-        """Bring the scale back into its range, after an optimizer's step: outside of it there is no gradient."""
+        """Bring the scale back into its range, after an optimizer's step: it would drift on beyond it."""
         self.logit_scale.clamp_(0, MAX_LOGIT_SCALE)
 
     def adapt_state_dict(self, state: dict[str, Tensor], source: CLIPConfig) -> dict[str, Tensor]:
@@ -201,7 +204,7 @@ class CLIP(nn.Module):
 
 
 def _in_chunks(encode: Callable[[Tensor], Tensor], inputs: Tensor, size: int | None) -> Tensor:
-    """What `encode` makes of the inputs [B, ...], so many at a time; nothing but its output is kept for the gradient."""
+    """What `encode` makes of the inputs [B, ...], so many at a time; its output alone is kept for the gradient."""
     if size is None or len(inputs) <= size or not torch.is_grad_enabled():
         return encode(inputs)
     return torch.cat([checkpoint(encode, part, use_reentrant=False) for part in inputs.split(size)])

@@ -44,7 +44,7 @@ def positives(rows: Pairs, columns: Pairs) -> Tensor:
 def contrastive_loss(
     image_features: Tensor, text_features: Tensor, logit_scale: Tensor, positives: Tensor | None = None
 ) -> Tensor:
-    """InfoNCE (Radford et al. 2021, figure 3): the cross-entropy of each row and of each column of the logits, averaged.
+    """InfoNCE (Radford et al. 2021, figure 3): the cross-entropy of each row and each column of the logits, averaged.
 
     Args:
         image_features, text_features: [B, E], of length 1.
