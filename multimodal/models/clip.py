@@ -174,7 +174,7 @@ class CLIP(nn.Module):
         """
         scale = self.logit_scale[0]
         # The limited value with the gradient of the free one: clamped, a scale at its limit could never leave it.
-        limited = scale.detach().clamp(0, MAX_LOGIT_SCALE) + (scale - scale.detach())
+        limited = scale.detach().clamp(0.0, MAX_LOGIT_SCALE) + (scale - scale.detach())
         return CLIPOutput(
             _in_chunks(self.encode_image, images, micro_batch),
             _in_chunks(self.encode_text, tokens, micro_batch),

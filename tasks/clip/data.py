@@ -196,7 +196,7 @@ class CaptionData(TaskData):
         if split == "test" and chosen is self._splits["val"]:
             rank_zero_warn(f"data root {self.root}: no images for testing, so val is tested on")
         if self.name == "folder":
-            classes = class_names(self._found.get("train") or self._splits[split])
+            classes = class_names(self._found.get("train") or chosen)
             return Classes(chosen, classes, self.templates, training=split == "train")
         if self.name == "captions":
             return Files(chosen)
@@ -218,7 +218,7 @@ class CaptionData(TaskData):
         return dict(read_table(path, self.table))
 
     @cached_property
-    def _splits(self) -> dict[str, Sequence[Any]]:
+    def _splits(self) -> dict[str, Any]:
         """Samples of train, val and test; of shards their positions."""
         found = self._found
         if self.name == "folder":

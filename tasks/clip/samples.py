@@ -57,7 +57,10 @@ def digest_of(*parts: object) -> str:
 # ------------------------------------------------------------------------------------------------- embedded scenes
 
 UNSEEN = tuple(
-    (color, shape) for i, color in enumerate(COLORS) for j, shape in enumerate(SHAPES) if (j - i) % len(SHAPES) in (0, 3)
+    (color, shape)
+    for i, color in enumerate(COLORS)
+    for j, shape in enumerate(SHAPES)
+    if (j - i) % len(SHAPES) in (0, 3)
 )
 """16 of the 64 pairs of colour and shape, two of each colour and two of each shape, that training never shows."""
 VAL_PAIRS = UNSEEN[::4]

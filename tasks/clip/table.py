@@ -82,7 +82,9 @@ def find_table(root: Path, name: str | None) -> Path | None:
     """The table of captions; None where none lies in root, ValueError where it is not clear which."""
     if name is not None:
         if not _stays_below(name):
-            raise ValueError(f"data.table.path is {name}, which leads out of data root {root}, expected a file below it")
+            raise ValueError(
+                f"data.table.path is {name}, which leads out of data root {root}, expected a file below it"
+            )
         path = root / name
         if not path.is_file():
             raise ValueError(f"{path}: no such file, expected a table of captions")

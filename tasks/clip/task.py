@@ -110,7 +110,9 @@ class CLIPModule(TaskModule):
             raise ValueError("lock_image needs init_vision or --init: without it random weights would be locked")
         pairs = self.trainer.datamodule.batch_size * self._world_size  # type: ignore[attr-defined]
         if pairs < 2:
-            raise ValueError("data.batch_size is 1, of which nothing can be learned: expected at least 2 pairs to contrast")
+            raise ValueError(
+                "data.batch_size is 1, of which nothing can be learned: expected at least 2 pairs to contrast"
+            )
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)

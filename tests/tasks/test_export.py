@@ -28,8 +28,15 @@ TINY: dict[str, dict[str, Any]] = {
     "clip": {
         "embed_dim": 8,
         "vision": {
-            **{"image_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 0},
-            **{"patch_bias": False, "pre_norm": True, "norm_eps": 1e-5},
+            "image_size": 16,
+            "patch_size": 4,
+            "embed_dim": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "num_classes": 0,
+            "patch_bias": False,
+            "pre_norm": True,
+            "norm_eps": 1e-5,
         },
         "text": {"embed_dim": 32, "depth": 2, "num_heads": 2},
     },

@@ -82,9 +82,7 @@ def test_json_may_hold_several_captions_and_names_may_have_folders_and_dots(tmp_
         ([("a.png", png(0)), ("a.txt", b"x" * (1 << 21))], "the caption of a has 2097152 bytes"),
     ],
 )
-def test_what_cannot_be_used_is_named_and_the_rest_is_used(
-    tmp_path: Path, members: list[Member], problem: str
-) -> None:
+def test_what_cannot_be_used_is_named_and_the_rest_is_used(tmp_path: Path, members: list[Member], problem: str) -> None:
     rows, problems = index(write(tmp_path / "a.tar", [*members, *pairs(7, 1)]))
     assert len(rows) == 1
     assert problems[0].startswith(problem)
@@ -136,7 +134,7 @@ def test_what_is_no_tar_is_named(tmp_path: Path) -> None:
 def test_a_damaged_image_is_named_when_it_is_read(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", [("a.png", png(3)[:40]), ("a.txt", b"x")])
     (found,) = read_shards(tmp_path).values()
-    with pytest.raises(ValueError, match=r"a\.tar: the image at byte 512: .*damaged"):
+    with pytest.raises(ValueError, match=r"a\.tar: the image at byte 512: image data: no known image format"):
         found[0]
     (tmp_path / "a.tar").write_bytes(b"")
     with pytest.raises(ValueError, match=r"a\.tar: 0 bytes at byte 512, expected 40: it has changed"):
@@ -144,7 +142,7 @@ def test_a_damaged_image_is_named_when_it_is_read(tmp_path: Path) -> None:
 
 
 def test_captions_in_a_file() -> None:
-    assert captions_of("a cat\n".encode(), ".txt") == ["a cat"]
+    assert captions_of(b"a cat\n", ".txt") == ["a cat"]
     assert captions_of(b'{"caption": "a cat"}', ".json") == ["a cat"]
 
 
