@@ -7,6 +7,7 @@ from torch import nn
 MODELS = {
     "detr": ("multimodal.models.detr", "DETR", "DETRConfig"),
     "vit": ("multimodal.models.vit", "ViT", "ViTConfig"),
+    "whisper": ("multimodal.models.whisper", "Whisper", "WhisperConfig"),
 }
 """Task -> module, model class, config class. A model is built by `Model(Config(...))`."""
 
