@@ -25,6 +25,8 @@ SAMPLE_RATE = 16000
 """Samples a second that Whisper takes."""
 _BLOCK = 1 << 18
 """Samples that are decoded at a time."""
+_SILENCE = -8.0
+"""Logarithm of the mel power that 16 bits can hardly express."""
 
 # ------------------------------------------------------------------------------------------------------------- sound
 
@@ -251,16 +253,24 @@ class MelReader:
         self._ahead = self._logs()
         self._start, self._buffer = 0, torch.zeros(self.mel.num_mels, 0)
 
-    def window(self, start: int, count: int) -> Tensor:
-        """The frames from `start`, [C, count]; zeros behind the end, as in the published code."""
+    def window(self, start: int, count: int, *, size: int) -> Tensor:
+        """`count` frames from `start`, and zeros behind them, as in the published code: [C, size]."""
+        log = self._read(start, count)
+        return torch.nn.functional.pad(self.mel._scaled(log, self._peak), (0, size - log.shape[1]))
+
+    def is_silent(self, start: int, count: int) -> bool:
+        """Whether `count` frames from `start` are all but zeros."""
+        return bool((self._read(start, count) < _SILENCE).all())
+
+    def _read(self, start: int, count: int) -> Tensor:
+        """Frames as they are, [C, count], fewer at the end."""
         if start < self._start:
             self._restart()
         while self._start + self._buffer.shape[1] < min(start + count, self.num_frames):
             self._buffer = torch.cat([self._buffer, next(self._ahead)], dim=1)
             dropped = min(start - self._start, self._buffer.shape[1])
             self._start, self._buffer = self._start + dropped, self._buffer[:, dropped:]
-        log = self._buffer[:, start - self._start :][:, :count]
-        return torch.nn.functional.pad(self.mel._scaled(log, self._peak), (0, count - log.shape[1]))
+        return self._buffer[:, start - self._start :][:, :count]
 
     def _logs(self) -> Iterator[Tensor]:
         """All frames in order, some at a time: [C, T]. The beginning is reflected, behind the end there is silence."""
