@@ -3,6 +3,7 @@
 N samples, C mel channels, T frames
 """
 
+import math
 import os
 import shutil
 import subprocess
@@ -15,10 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import soundfile
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torchaudio.functional import melscale_fbanks
 from torchaudio.transforms import Resample
 
 SAMPLE_RATE = 16000
@@ -220,11 +222,25 @@ class LogMel:
 
 @cache
 def _filters(mel: LogMel) -> Tensor:
-    """The triangles of the mel scale over the bins of the transform, [C, fft_size // 2 + 1]."""
-    bins = mel.fft_size // 2 + 1
-    half = mel.sample_rate / 2
-    filters: Tensor = melscale_fbanks(bins, 0.0, half, mel.num_mels, mel.sample_rate, norm="slaney", mel_scale="slaney")
-    return filters.T.contiguous()
+    """The triangles of Slaney's mel scale, of equal area, over the bins of the transform: [C, fft_size // 2 + 1].
+
+    In float64, since torchaudio's float32 differ by more than 1e-5 from those of the published weights.
+    """
+    highest = mel.sample_rate / 2
+    edges = _hertz(np.linspace(0.0, _mels(highest), mel.num_mels + 2))
+    bins = np.linspace(0.0, highest, mel.fft_size // 2 + 1)
+    left, middle, right = (edges[first : first + mel.num_mels, None] for first in range(3))
+    triangles = np.minimum((bins - left) / (middle - left), (right - bins) / (right - middle)).clip(min=0)
+    return torch.from_numpy(triangles * 2 / (right - left)).float()
+
+
+# Linear up to 1 kHz, which is 15 mels; 27 mels above it are a factor of 6.4.
+def _mels(hertz: float) -> float:
+    return hertz * 3 / 200 if hertz < 1000 else 15 + 27 * math.log(hertz / 1000, 6.4)
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(mels < 15, mels * 200 / 3, 1000 * 6.4 ** ((mels - 15) / 27))
 
 
 class MelReader:

@@ -163,6 +163,11 @@ class SpeechTokenizer:
             tokens += [self.languages[language], self.translate if task == TRANSLATE else self.transcribe]
         return tokens if timestamps else [*tokens, self.no_timestamps]
 
+    @property
+    def only_in_prompts(self) -> list[int]:
+        """Tokens that no transcript has."""
+        return [self.start, self.translate, self.transcribe, self.language_model, self.previous, self.no_speech]
+
     @cached_property
     def blank(self) -> list[int]:
         """The tokens of a single space, none where there is no space."""

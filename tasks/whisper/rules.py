@@ -83,17 +83,9 @@ def decoding_rules(
         suppress: tokens that never follow, besides those that only prompts have; None = marks that are not spoken.
         latest: see `Timestamps`.
     """
-    special = [
-        tokenizer.start,
-        tokenizer.translate,
-        tokenizer.transcribe,
-        tokenizer.language_model,
-        tokenizer.previous,
-        tokenizer.no_speech,
-    ]
-    always = [*special, *(tokenizer.not_spoken if suppress is None else suppress)]
-    rules: list[Rule] = [Suppress(always, [*tokenizer.blank, tokenizer.end])]
-    if timestamps:
-        rules[0] = Suppress([*always, tokenizer.no_timestamps], [*tokenizer.blank, tokenizer.end])
-        rules.append(Timestamps(tokenizer.timestamps, tokenizer.end, latest))
-    return rules
+    always = [*tokenizer.only_in_prompts, *(tokenizer.not_spoken if suppress is None else suppress)]
+    first = [*tokenizer.blank, tokenizer.end]
+    if not timestamps:
+        return [Suppress(always, first)]
+    times = Timestamps(tokenizer.timestamps, tokenizer.end, latest)
+    return [Suppress([*always, tokenizer.no_timestamps], first), times]

@@ -18,10 +18,12 @@ class SpeechFinder:
     """Finds speech in sounds of 16 kHz; ValueError where the package is not installed."""
 
     def __init__(self) -> None:
+        threads = torch.get_num_threads()
         try:
             from silero_vad import get_speech_timestamps, load_silero_vad
         except ModuleNotFoundError as error:
             raise ValueError(f"--vad needs {error.name}: pip install '{DISTRIBUTION}[audio]'") from error
+        torch.set_num_threads(threads)  # which importing it has set to 1
         self._find = get_speech_timestamps
         self._model = load_silero_vad()
 

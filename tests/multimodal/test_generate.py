@@ -141,9 +141,11 @@ def test_what_does_not_end_is_a_candidate_as_well() -> None:
 
 
 def test_the_context_is_copied_only_where_rows_come_or_go() -> None:
-    chain = Chain(TABLE)
-    beam_search(chain, chain, TABLE[[0, 1]], end=END, limits=limits(4, 4), beam_size=2)
-    assert [context for _, context in chain.reordered][:2] == [True, False]
+    endless = TABLE.index_fill(1, torch.tensor([END]), float("-inf"))
+    chain = Chain(endless)
+    beam_search(chain, chain, endless[[0, 1]], end=END, limits=limits(4, 3), beam_size=2)
+    assert [context for _, context in chain.reordered] == [True, False, True]
+    assert [len(index) for index, _ in chain.reordered] == [4, 4, 2]
     assert chain.reordered[0][0] == [0, 0, 1, 1]
 
 

@@ -36,7 +36,7 @@ def test_openais_tokens(pair: tuple[SpeechTokenizer, Any]) -> None:
         tokens = ours.encode(text)
         assert tokens == theirs.encode(text, disallowed_special=())
         assert ours.decode([*tokens, ours.end, ours.timestamps + 3]) == text
-    assert ours.decode(ours.encode("…")[:1]) == theirs.decode(theirs.encode("…")[:1]) == "\ufffd"
+    assert ours.decode(ours.encode("😀")[:1]) == theirs.decode(theirs.encode("😀")[:1]) == "\ufffd"
     assert (ours.end, ours.start, ours.no_speech) == (theirs.eot, theirs.sot, theirs.no_speech)
     assert (ours.previous, ours.no_timestamps, ours.timestamps) == (
         theirs.sot_prev, theirs.no_timestamps, theirs.timestamp_begin
@@ -86,7 +86,7 @@ def test_characters() -> None:
     assert tokenizer.decode([*tokens, tokenizer.end]) == "HELP SOS."
     assert not tokenizer.multilingual
     assert tokenizer.prompt() == [tokenizer.start]
-    assert tokenizer.vocab_size == 8 - 1 + 2 + 6 + 3  # characters, end and start, the other special ones, times
+    assert tokenizer.vocab_size == 8 + 2 + 6 + 3  # characters, end and start, the other special ones, times
     assert tokenizer.tokenizer.id_to_token(tokenizer.timestamps + 2) == "<|0.04|>"
     assert SpeechTokenizer.from_record(tokenizer.to_record()).encode("SOS") == tokenizer.encode("SOS")
     with pytest.raises(ValueError, match=r"^character 'x' is not among those of the tokenizer$"):
