@@ -178,6 +178,6 @@ def _at_least_zero(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < 100:
+    if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return value

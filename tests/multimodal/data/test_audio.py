@@ -23,7 +23,7 @@ def tone(seconds: float, rate: int = RATE, pitch: float = 440.0) -> Tensor:
 
 def write(path: Path, samples: Tensor, rate: int = RATE, **options: Any) -> Path:
     """Samples [N] or [channels, N] as a file of the kind that its name says."""
-    soundfile.write(path, samples.T.numpy(), rate, **options)
+    soundfile.write(path, np.atleast_2d(samples.numpy()).T, rate, **options)
     return path
 
 

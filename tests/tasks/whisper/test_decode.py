@@ -55,10 +55,11 @@ def test_as_openais(pair: tuple[Any, Decoder, Tensor], beam_size: int | None, ti
         )
         expected = whisper.decode(theirs, window, options)
         assert one.tokens == expected.tokens
-        assert one.text == expected.text
         assert one.mean_log_prob == pytest.approx(expected.avg_logprob, abs=1e-4)
         assert one.no_speech == pytest.approx(expected.no_speech_prob, abs=1e-6)
-        assert one.compression_ratio == pytest.approx(expected.compression_ratio)
+        if timestamps:  # without them, OpenAI's text has the special tokens that weights like these say
+            assert one.text == expected.text
+            assert one.compression_ratio == pytest.approx(expected.compression_ratio)
 
 
 def test_languages_as_openais(pair: tuple[Any, Decoder, Tensor]) -> None:
@@ -128,7 +129,7 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^the tokenizer has 1518 tokens, expected at most 12$"):
+    with pytest.raises(ValueError, match=r"^the tokenizer has 1519 tokens, expected at most 12$"):
         Decoder(tiny_model(tokenizer(), vocab_size=12), tokenizer(), DecodingOptions())
 
 

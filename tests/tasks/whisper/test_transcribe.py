@@ -138,7 +138,7 @@ def test_the_language_is_in_the_transcript(run: Run, recordings: list[Path], tmp
     [
         (["--format", "doc"], "argument --format: 'doc' is not one of txt, srt, vtt, tsv, json"),
         (["--format", "txt,srt"], "--output-dir is missing, expected where to write several files"),
-        (["--temperature", "-1"], "argument --temperature: '-1' is not a number of at least 0"),
+        (["--temperature", "nan"], "argument --temperature: 'nan' is not a number of at least 0"),
         (["--temperature", "hot"], "'hot' is not a number of at least 0"),
         (["--beam-size", "0"], "'0' is not a whole number of at least 1"),
         (["--task", "summarize"], "invalid choice: 'summarize'"),

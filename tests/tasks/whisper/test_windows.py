@@ -33,7 +33,7 @@ def run(decoder: Scripted, seconds: float, **options: Any) -> Windows:
         window = windows.next()
         if window is None:
             return windows
-        (found,) = decoder.decode(window.mel[None], [None], [window.previous], [window.seed])
+        (found,) = decoder.decode(decoder.encode(window.mel[None]), [None], [window.previous], [window.seed])
         windows.take(found)
     raise AssertionError("it does not end")
 
