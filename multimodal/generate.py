@@ -1,7 +1,7 @@
 """Sequences from a model that tells the next token: greedy, sampled, by beam search.
 
-A model is a step: it takes the tokens that follow the cached ones, and returns the logits of what comes next. What may be
-generated is decided by rules, which change logits.
+A model is a step: it takes the tokens that follow the cached ones, and returns the logits of what comes next. What may
+be generated is decided by rules, which change logits.
 
 R rows (sequences that are being generated), B batch (prompts), V vocabulary, n tokens generated so far
 """
@@ -196,8 +196,8 @@ def most_likely(candidates: Sequence[Generated], length_penalty: float | None = 
 
     Args:
         candidates: at least one.
-        length_penalty: None = the mean over its tokens; α = over ((5 + length) / 6)^α ("Google's Neural Machine
-            Translation System", Wu et al. 2016, section 7).
+        length_penalty: None = the mean over its tokens; else over ((5 + length) / 6) to this power ("Google's Neural
+            Machine Translation System", Wu et al. 2016, section 7).
     """
 
     def score(one: Generated) -> float:

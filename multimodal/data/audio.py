@@ -23,8 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchaudio.transforms import Resample
 
+from multimodal.data.image import natural_key
+
 SAMPLE_RATE = 16000
 """Samples a second that Whisper takes."""
+_FILMS = frozenset((".mka", ".mkv", ".mov", ".mp4", ".webm"))
+_SOUNDS = frozenset((".aac", ".aif", ".aiff", ".au", ".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav", ".wma"))
+AUDIO_EXTENSIONS = _SOUNDS | _FILMS
+"""How the files of a folder end that are taken for recordings."""
 _BLOCK = 1 << 18
 """Samples that are decoded at a time."""
 _SILENCE = -8.0
@@ -76,6 +82,12 @@ def open_sound(path: str | os.PathLike[str], rate: int = SAMPLE_RATE) -> Sound:
             ) from error
         return Sound(name, lambda: _checked(_by_ffmpeg(name, rate), name))
     return Sound(name, lambda: _resampled(_checked(_by_soundfile(name), name), info.samplerate, rate))
+
+
+def list_audio(folder: str | os.PathLike[str]) -> list[Path]:
+    """All files below `folder` with the name of a recording, in natural order; hidden files are left out."""
+    found = (path for path in Path(folder).rglob("[!.]*") if path.suffix.lower() in AUDIO_EXTENSIONS)
+    return sorted((path for path in found if path.is_file()), key=lambda path: natural_key(path.as_posix()))
 
 
 def load_audio(path: str | os.PathLike[str], rate: int = SAMPLE_RATE) -> Tensor:

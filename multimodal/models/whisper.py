@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from multimodal.attention import StackCache
 from multimodal.blocks import AudioStem, LearnedPosition, Stack, StackConfig, sinusoid
 from multimodal.blocks.block import Selection
+from multimodal.linear import PackedWeight
 
 LAYERS: dict[str, Any] = {"key_bias": False, "norm_eps": 1e-5, "init": "whisper"}
 """What the published encoder and decoder layers of all sizes have in common."""
@@ -102,6 +103,7 @@ class Whisper(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, dim)
         self.position = LearnedPosition(config.text_context, dim)
         self.decoder = Stack(config.decoder, causal=True, context_dim=width)
+        self._step_head = PackedWeight()
         nn.init.normal_(self.embed.weight, std=0.02)
 
     def forward(self, mel: Tensor, tokens: Tensor) -> Tensor:
@@ -147,7 +149,7 @@ class Whisper(nn.Module):
         """
         x, key_mask = self._embed(tokens, cache)
         h = self.decoder(x, audio, key_mask=key_mask, cache=cache, only=only).last
-        return F.linear(h, self.embed.weight)
+        return F.linear(h, self.embed.weight) if cache is None else self._step_head(h, self.embed.weight)
 
     def _embed(self, tokens: Tensor, cache: WhisperCache | None) -> tuple[Tensor, Tensor | None]:
         """Embedded tokens [B, N, D], and which keys are no padding, bool [B, Nk], where any are."""

@@ -83,7 +83,7 @@ def read_published(name: str) -> Checkpoint:
 
 def read_module(module: nn.Module) -> Checkpoint:
     """A module of openai-whisper in memory."""
-    heads = [[int(layer), int(head)] for layer, head in module.alignment_heads.indices().T]  # type: ignore[operator,union-attr]
+    heads = [[int(layer), int(head)] for layer, head in module.alignment_heads.indices().T]  # type: ignore[operator]
     return _read(asdict(module.dims), module.state_dict(), "a module of openai-whisper", None, heads)  # type: ignore[call-overload]
 
 

@@ -16,6 +16,8 @@ from multimodal.generate import Generated, beam_search, generate, most_likely
 from multimodal.models.whisper import Whisper, WhisperCache
 from tasks.whisper.rules import decoding_rules
 
+TOKEN_SECONDS = 0.02
+"""Of an audio token, and so of a timestamp."""
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -116,8 +118,7 @@ class Decoder:
             raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, expected at most {vocabulary}")
         # A model that was trained without times has no tokens for them.
         self.timestamps = options.timestamps and tokenizer.timestamps < vocabulary
-        mel_seconds = 30 / 1500  # of an audio token, and so of a timestamp
-        latest = None if options.latest_start is None else round(options.latest_start / mel_seconds)
+        latest = None if options.latest_start is None else round(options.latest_start / TOKEN_SECONDS)
         self.rules = decoding_rules(tokenizer, timestamps=self.timestamps, suppress=options.suppress, latest=latest)
         self.weight = model.embed.weight
 
@@ -155,8 +156,8 @@ class Decoder:
             audio: encoded windows [B, A, D].
             languages: of each window.
             previous: tokens of the text before each.
-            seeds: for drawing, where temperatures above 0 are tried. A window is then decoded by itself, so that what is
-                drawn does not depend on the others.
+            seeds: for drawing, where temperatures above 0 are tried. A window is then decoded by itself, so that what
+                is drawn does not depend on the others.
         """
         found: dict[int, Decoded] = {}
         waiting = list(range(len(audio)))

@@ -3,14 +3,14 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from multimodal import pretrained
-from multimodal.data.audio import LogMel, open_sound
+from multimodal.data.audio import LogMel, list_audio, open_sound
 from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.pretrained.files import write_whole
 from tasks.errors import UsageError
@@ -22,15 +22,12 @@ from tasks.whisper.transcriber import Transcriber
 from tasks.whisper.windows import WindowOptions
 from tasks.whisper.writers import FORMATS
 
-EXTENSIONS = frozenset(".aac .aif .aiff .au .flac .m4a .mka .mkv .mov .mp3 .mp4 .oga .ogg .opus .wav .webm .wma".split())
-"""How the files of a folder end that are taken for recordings."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     parser.add_argument("paths", nargs="+", metavar="AUDIO", help="recordings, and folders of recordings")
     parser.add_argument("--checkpoint", required=True, metavar="SOURCE", help=f"the model: {pretrained.FORMATS}")
-    parser.add_argument("--language", default="auto", metavar="CODE", help="en, de, zh, …; auto (default) is told by ear")
+    parser.add_argument("--language", default="auto", metavar="CODE", help="en, de, zh, …; auto (default): by ear")
     parser.add_argument(
         "--task", dest="to", choices=("transcribe", "translate"), default="transcribe", help="translate is into English"
     )
@@ -57,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--initial-prompt", metavar="TEXT", help="names and words that are to be expected")
     parser.add_argument("--no-previous-text", action="store_true", help="decode each window for itself")
     parser.add_argument("--vad", action="store_true", help="skip what is no speech, by silero-vad")
-    parser.add_argument(
-        "--batch-size", type=positive, default=8, metavar="N", help="recordings at a time (default: 8)"
-    )
+    parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="recordings at a time (default: 8)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps, …; auto is an accelerator where there is one")
 
 
@@ -127,16 +122,13 @@ def _recordings(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(path for place in given for path in _listed(place)))
 
 
-def _listed(place: str) -> Iterator[str]:
+def _listed(place: str) -> list[str]:
     if not os.path.isdir(place):
-        yield place
-        return
-    found = sorted(
-        str(path) for path in Path(place).rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()
-    )
+        return [place]
+    found = list_audio(place)
     if not found:
         raise ValueError(f"{place}: no recording in this folder")
-    yield from found
+    return list(map(str, found))
 
 
 def _targets(paths: Sequence[str], formats: Sequence[str], folder: Path | None) -> list[Path | None]:

@@ -8,7 +8,7 @@ import torch
 from multimodal.data.audio import LogMel, MelReader, Sound
 from tasks.whisper.decode import Decoder
 from tasks.whisper.segments import Transcript
-from tasks.whisper.windows import Windows, WindowOptions, Window
+from tasks.whisper.windows import Window, WindowOptions, Windows
 
 Clips = Callable[[Sound], Sequence[tuple[float, float]]]
 """The parts (begin, end) of a sound in which there is speech, in seconds."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from multimodal.data.audio import MelReader
-from tasks.whisper.decode import Decoded, Decoder
+from tasks.whisper.decode import TOKEN_SECONDS, Decoded, Decoder
 from tasks.whisper.segments import Segment, Transcript
-from tasks.whisper.words import TOKEN_SECONDS, add_words, align
+from tasks.whisper.words import add_words, align
 
 STRIDE = 2
 """Frames of an audio token, and so of a timestamp."""
@@ -142,9 +142,7 @@ class Windows:
         for start, end in zip([0, *cuts], cuts, strict=False):
             begin, until = times[start] or 0, times[end - 1] or 0
             segments.append(
-                self._segment(
-                    found, tokens[start:end], offset + begin * TOKEN_SECONDS, offset + until * TOKEN_SECONDS
-                )
+                self._segment(found, tokens[start:end], offset + begin * TOKEN_SECONDS, offset + until * TOKEN_SECONDS)
             )
         return segments, self._count if ends_once else (times[cuts[-1] - 1] or 0) * STRIDE, ends_once
 

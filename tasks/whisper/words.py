@@ -5,6 +5,7 @@ N tokens, A audio tokens (of 0.02 s)
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,12 +15,11 @@ from torch import Tensor
 
 from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.models.whisper import Whisper
+from tasks.whisper.decode import TOKEN_SECONDS
 from tasks.whisper.segments import Segment, Word
 
-TOKEN_SECONDS = 0.02
-"""Of an audio token."""
-_BEFORE, _AFTER = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"
-_SENTENCE_ENDS = ".。!！?？"
+_BEFORE, _AFTER = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
+_SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
 _FILTER = 7
 
 
@@ -119,7 +119,7 @@ def warp(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def _shorten(words: list[Timed], longest: float) -> None:
     """At the end of a sentence, where silence may have gone into a word."""
-    for before, word in zip(words, words[1:], strict=False):
+    for before, word in pairwise(words):
         if word.seconds > longest:
             if word.text in _SENTENCE_ENDS:
                 word.end = word.start + longest
@@ -167,8 +167,8 @@ def add_words(
         while waiting and tokens > 0:
             word = waiting.pop(0)
             tokens -= len(word.tokens)
-            times = (round(offset + time, 2) for time in (word.start, word.end))
-            segment.words.append(Word(word.text, *times, word.probability))
+            start, end = round(offset + word.start, 2), round(offset + word.end, 2)
+            segment.words.append(Word(word.text, start, end, word.probability))
         if segment.words:
             _fit(segment, segment.words, middle, last_speech)
             last_speech = segment.end

@@ -1,6 +1,6 @@
 """Generation over a table that tells the next token from the last one."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def every(first: Tensor, length: int) -> dict[tuple[int, ...], float]:
     for count in range(length):
         for tokens in product(range(3), repeat=count):
             path = [*tokens, END]
-            value = first[path[0]] + sum(TABLE[a, b] for a, b in zip(path, path[1:], strict=False))
+            value = first[path[0]] + sum(TABLE[a, b] for a, b in pairwise(path))
             found[tokens] = float(value)
     return found
 
@@ -125,9 +125,7 @@ def test_patience_waits_for_more() -> None:
     counts = []
     for patience in (1.0, 2.0):
         chain = Chain(TABLE)
-        (candidates,) = beam_search(
-            chain, chain, TABLE[:1], end=END, limits=limits(20), beam_size=2, patience=patience
-        )
+        (candidates,) = beam_search(chain, chain, TABLE[:1], end=END, limits=limits(20), beam_size=2, patience=patience)
         counts.append(len(candidates))
     assert counts == [2, 4]
 

@@ -60,7 +60,9 @@ def test_openais_own_reader_takes_an_export(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_mel_bins": 128, "decoder_layers": 1}, {"encoder_ffn_dim": 40, "decoder_attention_heads": 2}], ids=str
+    "options",
+    [{}, {"num_mel_bins": 128, "decoder_layers": 1}, {"encoder_ffn_dim": 40, "decoder_attention_heads": 2}],
+    ids=str,
 )
 def test_hugging_faces_from_memory_and_from_its_folder(options: dict[str, Any], tmp_path: Path) -> None:
     module = hugging_face(**options)
@@ -139,7 +141,9 @@ def test_faults_are_told_in_one_line(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_the_published_code_cannot_express_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_the_published_code_cannot_express_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     checkpoint = Checkpoint.of("whisper", tiny(**changes))
     for write, name in ((to_openai, "openai-whisper"), (to_hf, "HF Whisper")):
         with pytest.raises(ValueError, match=f"^export to {name}: that format cannot express ") as caught:

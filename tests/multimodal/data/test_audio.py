@@ -124,6 +124,14 @@ def test_channels_are_averaged(tmp_path: Path) -> None:
     assert_close(next(Sound.of(torch.stack([left, right]), RATE).blocks()), (left + right) / 2)
 
 
+def test_recordings_of_a_folder(tmp_path: Path) -> None:
+    for name in ("b/10.wav", "b/9.FLAC", "a.mp3", ".hidden.wav", "text.txt", "folder.wav/c.ogg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    names = [path.relative_to(tmp_path).as_posix() for path in audio.list_audio(tmp_path)]
+    assert names == ["a.mp3", "b/9.FLAC", "b/10.wav", "folder.wav/c.ogg"]
+
+
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 44101, 96000])
 def test_other_rates(rate: int, tmp_path: Path) -> None:
     path = write(tmp_path / "a.wav", tone(2.0, rate), rate, subtype="FLOAT")
@@ -212,7 +220,9 @@ def test_ffmpeg_reads_what_soundfile_cannot(tmp_path: Path, monkeypatch: pytest.
 
 def test_memory_stays_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour of sound, of which the reader holds about a window."""
-    monkeypatch.setattr(LogMel, "_log", lambda mel, samples, *, centred: torch.zeros(80, 1 + (samples.shape[-1] - 400) // 160))
+    monkeypatch.setattr(
+        LogMel, "_log", lambda mel, samples, *, centred: torch.zeros(80, 1 + (samples.shape[-1] - 400) // 160)
+    )
     block = torch.zeros(1 << 18)
     reader = LogMel().read(Sound("hour", lambda: (block for _ in range(220))))
     assert reader.num_frames == 220 * len(block) // 160

@@ -32,5 +32,7 @@ def test_speech_between_silence(shared: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_the_package_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "silero_vad", None)
-    with pytest.raises(ValueError, match=r"^--vad needs silero_vad: pip install 'multimodal-transformer-suite\[audio\]'$"):
+    with pytest.raises(
+        ValueError, match=r"^--vad needs silero_vad: pip install 'multimodal-transformer-suite\[audio\]'$"
+    ):
         SpeechFinder()

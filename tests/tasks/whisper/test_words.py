@@ -49,7 +49,13 @@ def test_words_as_openais(models: tuple[Any, Any], text: str, language: str) -> 
     with torch.no_grad():
         audio = ours.encode(mel[None])[0]
     words = align(
-        ours, tokenizer, audio, tokens, prompt=tokenizer.prompt(language, timestamps=False), language=language, length=500
+        ours,
+        tokenizer,
+        audio,
+        tokens,
+        prompt=tokenizer.prompt(language, timestamps=False),
+        language=language,
+        length=500,
     )
     expected = timing.find_alignment(theirs, names, tokens, mel, 1000)
     assert [(one.text, one.tokens) for one in words] == [(one.word, one.tokens) for one in expected]
