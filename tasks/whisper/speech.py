@@ -1,5 +1,6 @@
 """Where there is speech, by Silero's detector (the `silero-vad` package)."""
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -25,7 +26,10 @@ class SpeechFinder:
             raise ValueError(f"--vad needs {error.name}: pip install '{DISTRIBUTION}[audio]'") from error
         torch.set_num_threads(threads)  # which importing it has set to 1
         self._find = get_speech_timestamps
-        self._model = load_silero_vad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=FutureWarning)  # of how the package loads its model
+            warnings.simplefilter("ignore", category=DeprecationWarning)
+            self._model = load_silero_vad()
 
     def __call__(self, sound: Sound) -> list[tuple[float, float]]:
         """The parts (begin, end) of a sound in which there is speech, in seconds, in order and apart."""

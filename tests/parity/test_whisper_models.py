@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.models.whisper import Whisper
 from multimodal.pretrained import Checkpoint, load, read
 from multimodal.pretrained.hf_whisper import to_hf
@@ -95,6 +96,20 @@ def test_the_heads_that_tell_times_travel() -> None:
     module.register_buffer("alignment_heads", torch.eye(3, 4).bool().to_sparse(), persistent=False)
     assert read(module).config["alignment_heads"] == [[0, 0], [1, 1], [2, 2]]
     assert tiny(decoder={"depth": 3}).config.aligned == tuple((layer, head) for layer in (1, 2) for head in range(4))
+
+
+def test_the_tokenizer_lies_beside_the_weights(tmp_path: Path) -> None:
+    of = SpeechTokenizer.from_characters("abc")
+    torch.save({"dims": DIMS, "model_state_dict": openai().state_dict()}, tmp_path / "a.pt")
+    to_hf(Checkpoint.of("whisper", tiny(), tokenizer=of.to_record()), tmp_path / "hf")
+    named = {"multilingual": False, "num_languages": DIMS["n_vocab"] - 51765}
+    assert read(tmp_path / "a.pt").tokenizer == named
+    assert read(tmp_path / "hf").tokenizer == of.to_record()
+    other = tmp_path / "tokenizer.json"
+    other.write_text(json.dumps({"added_tokens": [{"content": "[CLS]"}]}))  # of some other model
+    assert read(tmp_path / "a.pt").tokenizer == named
+    other.write_text((tmp_path / "hf/tokenizer.json").read_text())
+    assert read(tmp_path / "a.pt").tokenizer == of.to_record()
 
 
 def test_faults_are_told_in_one_line(tmp_path: Path) -> None:
