@@ -23,7 +23,7 @@ ENTRY_POINTS = "multimodal.tasks"
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """A command that a task adds: `multimodal NAME TASK ...`."""
+    """A command that a task adds: `multimodal NAME TASK ...`, or `multimodal NAME ...` where no other task has it."""
 
     name: str
     """What is typed."""
@@ -31,6 +31,8 @@ class Verb:
     """One line of help."""
     module: str
     """A module with `add_arguments(parser)` and `run(args) -> int`, the exit code; `task` is the parser's default."""
+    names_task: bool = True
+    """Whether the task is typed; false for a word that means this task alone (`transcribe`)."""
 
 
 VERBS = (Verb(name="export", help="write a checkpoint in another format", module="tasks.export"),)
@@ -55,9 +57,10 @@ class Example(NamedTuple):
     inputs: dict[str, Any]
     """Random tensors [B, ...] by their names in a batch, in the order in which the model takes them."""
     outputs: tuple[str, ...]
-    """Names of the tensors [B, ...] that the model returns, in their order."""
+    """Names of the tensors that the model returns, in their order: [B, ...], or scalars of the model's own."""
     free: Mapping[str, Mapping[int, tuple[str, int]]] = MappingProxyType({})
-    """For an input, its axes behind the batch that may have other lengths: a name, and the least length."""
+    """For an input, its axes that may have other lengths: a name, and the least length. The first one is free anyway,
+    but the same for all inputs unless it is named here."""
 
 
 @dataclass(frozen=True, kw_only=True)

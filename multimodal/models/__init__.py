@@ -5,6 +5,7 @@ from importlib import import_module
 from torch import nn
 
 MODELS = {
+    "clip": ("multimodal.models.clip", "CLIP", "CLIPConfig"),
     "detr": ("multimodal.models.detr", "DETR", "DETRConfig"),
     "vit": ("multimodal.models.vit", "ViT", "ViTConfig"),
     "whisper": ("multimodal.models.whisper", "Whisper", "WhisperConfig"),
