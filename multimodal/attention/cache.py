@@ -92,11 +92,16 @@ class StackCache:
         """Tokens decoded so far."""
         return self.blocks[0].self_attn.length
 
-    def reorder(self, index: Tensor) -> None:
-        """Reorder the batch of every cache, see `KVCache.reorder`."""
+    def reorder(self, index: Tensor, *, context: bool = True) -> None:
+        """Reorder the batch of every cache, see `KVCache.reorder`.
+
+        Args:
+            index: int64 [B'].
+            context: False spares the keys and values of the context, where row b and row index[b] have the same one.
+        """
         for block in self.blocks:
             block.self_attn.reorder(index)
-            if block.cross_attn is not None:
+            if context and block.cross_attn is not None:
                 block.cross_attn.reorder(index)
 
     def crop(self, length: int) -> None:

@@ -1,8 +1,9 @@
 """From raw input to tokens.
 
-B batch, C channels, N tokens, D embed_dim, (h, w) grid of patches, (p, q) patch size
+B batch, C channels, N tokens, D embed_dim, (h, w) grid of patches, (p, q) patch size, T frames of a spectrogram
 """
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -31,3 +32,26 @@ class PatchEmbed(nn.Module):
             raise ValueError(f"image size {height} x {width} is not a multiple of the patch size {p} x {q}")
         patches = images.unflatten(3, (-1, q)).unflatten(2, (-1, p))  # [B, C, h, p, w, q]
         return self.proj(patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
+
+
+class AudioStem(nn.Module):
+    """Two convolutions over the frames of a spectrogram, the second with stride 2 ("Robust Speech Recognition via
+    Large-Scale Weak Supervision", Radford et al. 2022, section 2.2).
+
+    Args:
+        num_mels: channels of the spectrogram.
+        embed_dim: width of a token.
+    """
+
+    def __init__(self, num_mels: int, embed_dim: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(num_mels, embed_dim, 3, padding=1)
+        self.conv2 = nn.Conv1d(embed_dim, embed_dim, 3, stride=2, padding=1)
+        for convolution in (self.conv1, self.conv2):
+            nn.init.normal_(convolution.weight, std=0.02)
+            assert convolution.bias is not None
+            nn.init.zeros_(convolution.bias)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """[B, C, T] -> [B, ceil(T / 2), D]."""
+        return F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2)

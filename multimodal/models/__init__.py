@@ -8,6 +8,7 @@ MODELS = {
     "clip": ("multimodal.models.clip", "CLIP", "CLIPConfig"),
     "detr": ("multimodal.models.detr", "DETR", "DETRConfig"),
     "vit": ("multimodal.models.vit", "ViT", "ViTConfig"),
+    "whisper": ("multimodal.models.whisper", "Whisper", "WhisperConfig"),
 }
 """Task -> module, model class, config class. A model is built by `Model(Config(...))`."""
 

@@ -84,9 +84,11 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The weights of a bare file, safetensors or PyTorch; a wrapping under `model` or `state_dict` is taken off."""
-    if path.suffix == ".safetensors":
-        return read_safetensors(path)[0]
-    data = read_torch(path)
+    return read_safetensors(path)[0] if path.suffix == ".safetensors" else unwrap(path, read_torch(path))
+
+
+def unwrap(path: Path, data: Any) -> dict[str, Tensor]:
+    """The weights in what a PyTorch file holds; see `read_weights`."""
     for wrapper in ("model", "state_dict"):
         if isinstance(data, Mapping) and isinstance(data.get(wrapper), Mapping):
             data = data[wrapper]

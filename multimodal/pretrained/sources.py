@@ -14,7 +14,7 @@ from torch import nn
 
 from multimodal.models import model_classes
 from multimodal.pretrained.checkpoint import KEY, read_ckpt, read_export, read_run
-from multimodal.pretrained.files import read_json, read_safetensors, read_weights
+from multimodal.pretrained.files import read_json, read_safetensors, read_torch, unwrap
 from multimodal.pretrained.record import Checkpoint, Loaded, build_config, load_weights, plain_config
 
 AnySource = str | os.PathLike[str] | nn.Module
@@ -25,7 +25,8 @@ class Source:
     """Where foreign weights come from; what it serves is read by functions of that name in its file."""
 
     file: str
-    """The file of this folder; `read_module`, `read_folder`, `read_published`, `read_file`: those that it serves."""
+    """The file of this folder; `read_module`, `read_folder`, `read_published`, `read_file`, `read_wrapped`: those that
+    it serves."""
     library: str | None = None
     """Top package of modules in memory; None = it serves files alone."""
     model_type: str | None = None
@@ -38,6 +39,8 @@ class Source:
     """`PREFIX:NAME` is a published name."""
     file_key: tuple[str, ...] = ()
     """How a key of a bare weight file begins, any of these."""
+    wrapped: tuple[str, ...] = ()
+    """The keys of a PyTorch file that holds more than weights."""
 
     def reader(self, function: str) -> Any:
         """A function of this source's file, which is imported now."""
@@ -70,6 +73,8 @@ SOURCES = (
     Source("hf_clip", "transformers", model_type="clip"),
     Source("hf_detr", "transformers", model_type="detr"),
     Source("fb_detr", file_key=("transformer.encoder.layers.", "detr.transformer.")),
+    Source("hf_whisper", "transformers", model_type="whisper"),
+    Source("openai_whisper", "whisper", prefix="openai", wrapped=("dims", "model_state_dict")),
 )
 """Asked in this order."""
 DESCRIPTIONS = tuple(dict.fromkeys(source.folder_file for source in SOURCES))
@@ -77,7 +82,7 @@ DESCRIPTIONS = tuple(dict.fromkeys(source.folder_file for source in SOURCES))
 
 FORMATS = (
     "a run folder, a .ckpt or .safetensors file, a Hugging Face, timm or open_clip folder, a .pth file of timm, "
-    "open_clip, OpenAI's CLIP or facebookresearch/detr, or "
+    "open_clip, OpenAI's CLIP or facebookresearch/detr, a .pt file of openai-whisper, or "
     + ", ".join(f"{source.prefix}:NAME" for source in SOURCES if source.prefix)
 )
 """What a path or name may be, for help and errors."""
@@ -89,8 +94,8 @@ def read(source: AnySource, *, task: str | None = None) -> Checkpoint:
     Args:
         source: a run folder, a `.ckpt` or `.safetensors` file of this suite, a folder of Hugging Face, timm or
             open_clip, a bare file of timm weights named after its model, of open_clip, OpenAI's CLIP or
-            facebookresearch/detr, `timm:NAME[.TAG]`, `open_clip:NAME/TAG`, or a module of timm, open_clip or
-            transformers.
+            facebookresearch/detr, a `.pt` file of openai-whisper, `timm:NAME[.TAG]`, `open_clip:NAME/TAG`,
+            `openai:NAME`, or a module of timm, open_clip, transformers or openai-whisper.
         task: refuse what belongs to another task.
 
     Raises:
@@ -147,8 +152,8 @@ def _read_module(module: nn.Module) -> Checkpoint:
             checkpoint: Checkpoint = source.reader("read_module")(module)
             return checkpoint
     raise ValueError(
-        f"{_name(module)}: no known source, expected a module of timm or open_clip, or a ViT, CLIP or DETR of "
-        "transformers"
+        f"{_name(module)}: no known source, expected a module of timm, open_clip or openai-whisper, or a ViT, CLIP, "
+        "DETR or Whisper of transformers"
     )
 
 
@@ -192,7 +197,12 @@ def _read_file(path: Path) -> Checkpoint:
         if KEY in metadata:
             return read_export(path, state, metadata)
     elif path.suffix in (".bin", ".pth", ".pt"):
-        state = read_weights(path)
+        data = read_torch(path)
+        for source in SOURCES:
+            if source.wrapped and isinstance(data, Mapping) and all(key in data for key in source.wrapped):
+                wrapped: Checkpoint = source.reader("read_wrapped")(path, data)
+                return wrapped
+        state = unwrap(path, data)
     else:
         raise ValueError(f"{path}: a file ending in {path.suffix or 'nothing'!r}, expected {FORMATS}")
     for source in SOURCES:

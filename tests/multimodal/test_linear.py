@@ -1,11 +1,14 @@
 """The fused Linear equals the plain one, and leaves alone what is more than a Linear."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
 
 from multimodal.blocks.mlp import QuickGELU
-from multimodal.linear import linear
+from multimodal.linear import PackedWeight, linear
 
 ACTIVATIONS = [nn.Identity(), nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU(), QuickGELU()]
 
@@ -76,3 +79,28 @@ def test_autocast_is_left_to_torch(calls: list[str]) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert linear(layer, x, nn.GELU()).dtype == torch.bfloat16
     assert not calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_weight_follows_its_weight(dtype: torch.dtype) -> None:
+    weight, packed = nn.Parameter(torch.randn(50, 16).to(dtype)), PackedWeight()
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    with torch.no_grad():
+        for rows in (1, 8, 3):
+            x = torch.randn(rows, 1, 16).to(dtype)
+            for change in (0.0, 1.0):
+                weight.add_(change)
+                expected = torch.nn.functional.linear(x, weight)
+                assert (packed(x, weight) - expected).abs().max() <= tolerance * expected.abs().max()
+    assert packed._packed is not None
+    assert copy.deepcopy(packed)._packed is None
+    assert pickle.loads(pickle.dumps(packed))._packed is None
+
+
+def test_a_packed_weight_learns_and_casts() -> None:
+    weight, packed, x = nn.Parameter(torch.randn(5, 4)), PackedWeight(), torch.randn(2, 4)
+    packed(x, weight).sum().backward()
+    assert weight.grad is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert packed(x, weight).dtype == torch.bfloat16
+    assert packed._packed is None

@@ -306,7 +306,10 @@ def test_every_source_has_its_file() -> None:
     for source in SOURCES:
         if source.library:
             assert callable(source.reader("read_module"))
+        if source.model_type or source.folder_key:
             assert callable(source.reader("read_folder"))
+        if source.wrapped:
+            assert callable(source.reader("read_wrapped"))
         if source.prefix:
             assert callable(source.reader("read_published"))
         if source.file_key:

@@ -1,0 +1,171 @@
+"""Whisper ("Robust Speech Recognition via Large-Scale Weak Supervision", Radford et al. 2022).
+
+B batch, C mel channels, T frames of the spectrogram, A = ceil(T / 2) audio tokens, N text tokens, D embed_dim,
+V vocab_size
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from multimodal.attention import StackCache
+from multimodal.blocks import AudioStem, LearnedPosition, Stack, StackConfig, sinusoid
+from multimodal.blocks.block import Selection
+from multimodal.linear import PackedWeight
+
+LAYERS: dict[str, Any] = {"key_bias": False, "norm_eps": 1e-5, "init": "whisper"}
+"""What the published encoder and decoder layers of all sizes have in common."""
+TINY = StackConfig(**LAYERS, embed_dim=384, depth=4, num_heads=6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperConfig:
+    """A Whisper. As it stands it is the published multilingual tiny."""
+
+    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset({"alignment_heads"})
+
+    num_mels: int = 80
+    """Channels of the log-mel spectrogram; large-v3 and turbo have 128."""
+    audio_context: int = 1500
+    """Most audio tokens, of two frames each: 30 seconds. Shorter audio is taken as it is."""
+    text_context: int = 448
+    """Most text tokens, the prompt's included."""
+    vocab_size: int = 51865
+    """Text and special tokens: 51864 for English alone, 51865 or 51866 for many languages."""
+    encoder: StackConfig = TINY
+    """The encoder's layers."""
+    decoder: StackConfig = TINY
+    """The decoder's layers."""
+    alignment_heads: tuple[tuple[int, int], ...] | None = None
+    """The heads of cross-attention, as (layer, head), that tell when a word is said; None = the upper half of all."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_mels", "audio_context", "text_context", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if self.encoder.embed_dim % 2:
+            raise ValueError(f"encoder.embed_dim is {self.encoder.embed_dim}, expected an even number")
+        for layer, head in self.alignment_heads or ():
+            if not (0 <= layer < self.decoder.depth and 0 <= head < self.decoder.num_heads):
+                raise ValueError(
+                    f"alignment_heads has ({layer}, {head}), expected a layer below {self.decoder.depth} "
+                    f"and a head below {self.decoder.num_heads}"
+                )
+
+    @property
+    def aligned(self) -> tuple[tuple[int, int], ...]:
+        """`alignment_heads`, or the heads that stand for them."""
+        if self.alignment_heads is not None:
+            return self.alignment_heads
+        layers = range(self.decoder.depth // 2, self.decoder.depth)
+        return tuple((layer, head) for layer in layers for head in range(self.decoder.num_heads))
+
+
+class WhisperCache(StackCache):
+    """The caches of the decoder, for rows whose prompts may differ in length.
+
+    Args:
+        stack: the decoder's own.
+        padding: int64 [B], how many tokens at the beginning of each row are padding; None = none.
+    """
+
+    def __init__(self, stack: StackCache, padding: Tensor | None) -> None:
+        super().__init__(stack.blocks)
+        self.padding = padding
+
+    def reorder(self, index: Tensor, *, context: bool = True) -> None:
+        """See `StackCache.reorder`."""
+        super().reorder(index, context=context)
+        if self.padding is not None:
+            self.padding = self.padding.index_select(0, index)
+
+    def reset(self) -> None:
+        """Forget tokens, context and padding."""
+        super().reset()
+        self.padding = None
+
+
+class Whisper(nn.Module):
+    """Log-mel spectrograms and the text so far to the next token."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, dim = config.encoder.embed_dim, config.decoder.embed_dim
+        self.stem = AudioStem(config.num_mels, width)
+        # A sinusoid that published files store, some of them rounded: so it is loaded like a weight.
+        self.audio_positions: Tensor
+        self.register_buffer("audio_positions", sinusoid(config.audio_context, width, "whisper"))
+        self.encoder = Stack(config.encoder)
+        self.embed = nn.Embedding(config.vocab_size, dim)
+        self.position = LearnedPosition(config.text_context, dim)
+        self.decoder = Stack(config.decoder, causal=True, context_dim=width)
+        self._step_head = PackedWeight()
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, mel: Tensor, tokens: Tensor) -> Tensor:
+        """Spectrograms [B, C, T] and tokens, int64 [B, N], to the logits [B, N, V] of each next token."""
+        return self.decode(tokens, self.encode(mel))
+
+    def encode(self, mel: Tensor) -> Tensor:
+        """Log-mel spectrograms [B, C, T] to audio tokens [B, A, D]; ValueError where they are too long."""
+        config = self.config
+        if mel.dim() != 3 or mel.shape[1] != config.num_mels or mel.shape[2] > 2 * config.audio_context:
+            expected = f"[B, {config.num_mels}, at most {2 * config.audio_context}]"
+            raise ValueError(f"spectrograms have shape {list(mel.shape)}, expected {expected}")
+        x = self.stem(mel)
+        return self.encoder(x + self.audio_positions[: x.shape[1]].to(x.dtype)).last
+
+    def make_cache(self, length: int | None = None, *, padding: Tensor | None = None) -> WhisperCache:
+        """An empty cache for decoding step by step.
+
+        Args:
+            length: tokens that fit, the padding included; None = `text_context`.
+            padding: int64 [B], how many tokens at the beginning of each row are padding; None = none.
+        """
+        return WhisperCache(self.decoder.make_cache(length or self.config.text_context), padding)
+
+    def decode(
+        self,
+        tokens: Tensor,
+        audio: Tensor | None = None,
+        *,
+        cache: WhisperCache | None = None,
+        only: Selection | None = None,
+    ) -> Tensor:
+        """Text tokens to the logits of each next one.
+
+        Args:
+            tokens: int64 [B, N]; with a cache, those that follow the cached ones.
+            audio: from `encode`, [B, A, D]; may be None once the cache holds its keys and values.
+            cache: from `make_cache`.
+            only: the tokens whose logits are wanted: a slice of positions, or positions per row, int64 [B, M].
+
+        Returns:
+            [B, N, V], or as many of N as are wanted.
+        """
+        x, key_mask = self._embed(tokens, cache)
+        h = self.decoder(x, audio, key_mask=key_mask, cache=cache, only=only).last
+        return F.linear(h, self.embed.weight) if cache is None else self._step_head(h, self.embed.weight)
+
+    def _embed(self, tokens: Tensor, cache: WhisperCache | None) -> tuple[Tensor, Tensor | None]:
+        """Embedded tokens [B, N, D], and which keys are no padding, bool [B, Nk], where any are."""
+        offset, count = 0 if cache is None else cache.length, tokens.shape[1]
+        x = self.embed(tokens)
+        if cache is None or cache.padding is None:
+            return x + self.position(count, offset), None
+        index = torch.arange(offset + count, device=tokens.device)
+        place = index[offset:] - cache.padding[:, None]
+        return x + self.position.weight[place.clamp(min=0)], index >= cache.padding[:, None]
+
+    def cross_weights(self, tokens: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits [B, N, V], and the cross-attention [B, heads, N, A] of the heads that tell when a word is said."""
+        x, _ = self._embed(tokens, None)
+        heads = self.config.aligned
+        layers = sorted({layer for layer, _ in heads})
+        out = self.decoder(x, audio, need_weights=layers)
+        weights = dict(zip(layers, out.cross_weights, strict=True))
+        return F.linear(out.last, self.embed.weight), torch.stack([weights[at][:, head] for at, head in heads], dim=1)

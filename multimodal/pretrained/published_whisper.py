@@ -1,0 +1,62 @@
+"""What OpenAI's and Hugging Face's Whisper have in common: one architecture under two sets of names."""
+
+from pathlib import Path
+from typing import Any
+
+from multimodal.models.whisper import WhisperConfig
+from multimodal.pretrained.files import read_json
+from multimodal.pretrained.record import require
+
+TOKENIZER = "tokenizer.json"
+SAMPLE_RATE, FFT_SIZE, HOP_LENGTH = 16000, 400, 160
+"""Of every published Whisper."""
+
+# What the published code cannot be told, and so has to be as it is there.
+_STACK: dict[str, tuple[Any, ...]] = {
+    "norm_order": ("pre",),
+    "norm": ("layer",),
+    "norm_eps": (1e-5,),
+    "final_norm": (True,),
+    "gated": (False,),
+    "qkv_bias": (True,),
+    "key_bias": (False,),
+    "out_bias": (True,),
+    "mlp_bias": (True,),
+    "qk_norm": (False,),
+    "layer_scale": (None,),
+    "rope": (None,),
+}
+
+
+def require_published(config: WhisperConfig, where: str, **allowed: tuple[Any, ...]) -> None:
+    """ValueError unless the model is a Whisper as published; `allowed` are more fields, as for `require`."""
+    stacks: dict[str, tuple[Any, ...]] = {}
+    for side in ("encoder", "decoder"):
+        stack = getattr(config, side)
+        stacks |= {f"{side}.{name}": values for name, values in _STACK.items()}
+        stacks[f"{side}.head_dim"] = (None, stack.embed_dim // stack.num_heads)
+        stacks[f"{side}.num_kv_heads"] = (None, stack.num_heads)
+    require(config, stacks | {"decoder.embed_dim": (config.encoder.embed_dim,)} | allowed, where)
+
+
+def preprocess(num_mels: int) -> dict[str, Any]:
+    """The spectrogram that published weights were trained on, as `multimodal.data.audio.LogMel` has it."""
+    return {"num_mels": num_mels, "sample_rate": SAMPLE_RATE, "fft_size": FFT_SIZE, "hop_length": HOP_LENGTH}
+
+
+def is_multilingual(vocab_size: int) -> bool:
+    """Whether a published vocabulary is that of many languages, by its size as in OpenAI's code."""
+    return vocab_size >= 51865
+
+
+def read_tokenizer(folder: Path, *, multilingual: bool) -> dict[str, Any] | None:
+    """The tokenizer that lies beside weights, as a checkpoint holds it; None where there is none, or none of a Whisper.
+
+    The record is that of `multimodal.data.speech_text.SpeechTokenizer`, which checks it.
+    """
+    path = folder / TOKENIZER
+    if not path.is_file():
+        return None
+    data = read_json(path)
+    names = {token.get("content") for token in data.get("added_tokens", []) if isinstance(token, dict)}
+    return {"multilingual": multilingual, "tokenizer": data} if "<|startoftranscript|>" in names else None
