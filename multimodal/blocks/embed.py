@@ -1,6 +1,6 @@
 """From raw input to tokens.
 
-B batch, C channels, N tokens, D embed_dim, (h, w) grid of patches, (p, q) patch size
+B batch, T steps, C channels, N tokens, D embed_dim, (h, w) grid of patches, (p, q) patch size
 """
 
 from torch import Tensor, nn
@@ -31,3 +31,31 @@ class PatchEmbed(nn.Module):
             raise ValueError(f"image size {height} x {width} is not a multiple of the patch size {p} x {q}")
         patches = images.unflatten(3, (-1, q)).unflatten(2, (-1, p))  # [B, C, h, p, w, q]
         return self.proj(patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
+
+
+class ImageEmbed(nn.Module):
+    """A whole image as one token, by the convolutions of "Human-level control through deep reinforcement learning" (Mnih
+    et al. 2015), as the Decision Transformer embeds what it sees of Atari.
+
+    Args:
+        image_size: (height, width) in pixels, at least 36.
+        in_channels: channels of the image.
+        embed_dim: width of the token.
+    """
+
+    def __init__(self, image_size: tuple[int, int], in_channels: int, embed_dim: int) -> None:
+        super().__init__()
+        if min(image_size) < 36:
+            raise ValueError(f"an image of {image_size[0]} x {image_size[1]} pixels, expected at least 36 x 36")
+        self.convolutions = nn.Sequential(
+            *(nn.Conv2d(in_channels, 32, 8, stride=4), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
+            *(nn.Conv2d(64, 64, 3), nn.ReLU()),
+        )
+        sides = [((side - 4) // 4 - 2) // 2 - 2 for side in image_size]
+        self.proj = nn.Linear(64 * sides[0] * sides[1], embed_dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, T, C, H, W] -> [B, T, D], between -1 and 1."""
+        features = self.convolutions(images.flatten(0, 1)).flatten(1)
+        return self.proj(features).tanh().unflatten(0, images.shape[:2])

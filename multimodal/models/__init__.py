@@ -6,6 +6,7 @@ from torch import nn
 
 MODELS = {
     "detr": ("multimodal.models.detr", "DETR", "DETRConfig"),
+    "dt": ("multimodal.models.decision_transformer", "DecisionTransformer", "DecisionTransformerConfig"),
     "vit": ("multimodal.models.vit", "ViT", "ViTConfig"),
 }
 """Task -> module, model class, config class. A model is built by `Model(Config(...))`."""

@@ -58,12 +58,13 @@ SOURCES = (
     Source("hf_vit", "transformers", model_type="vit"),
     Source("hf_detr", "transformers", model_type="detr"),
     Source("fb_detr", file_key=("transformer.encoder.layers.", "detr.transformer.")),
+    Source("published_dt", "transformers", model_type="decision_transformer", file_key=("embed_timestep.",)),
 )
 """Asked in this order."""
 
 FORMATS = (
-    "a run folder, a .ckpt or .safetensors file, a Hugging Face or timm folder, a .pth file of timm or "
-    "facebookresearch/detr, or " + ", ".join(f"{source.prefix}:NAME" for source in SOURCES if source.prefix)
+    "a run folder, a .ckpt or .safetensors file, a Hugging Face or timm folder, a .pth file of timm, "
+    "facebookresearch/detr or kzl/decision-transformer, or " + ", ".join(f"{source.prefix}:NAME" for source in SOURCES if source.prefix)
 )
 """What a path or name may be, for help and errors."""
 
@@ -130,7 +131,8 @@ def _read_module(module: nn.Module) -> Checkpoint:
         if source.takes_module(module):
             checkpoint: Checkpoint = source.reader("read_module")(module)
             return checkpoint
-    raise ValueError(f"{_name(module)}: no known source, expected a module of timm, or a ViT or DETR of transformers")
+    expected = "a module of timm, or a ViT, DETR or Decision Transformer of transformers"
+    raise ValueError(f"{_name(module)}: no known source, expected {expected}")
 
 
 def _read_text(text: str) -> Checkpoint:
