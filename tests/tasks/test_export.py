@@ -20,6 +20,7 @@ from multimodal.models import model_classes
 from multimodal.models.detr import LAYERS
 from multimodal.pretrained import Checkpoint, build_config
 from tasks import export, formats, registry
+from tasks.dt.preprocess import TrajectoryPreprocess
 from tasks.registry import Format, Task
 from tests.tasks.commands import Run
 
@@ -31,6 +32,7 @@ TINY: dict[str, dict[str, Any]] = {
         "encoder": {**LAYERS, "embed_dim": 32, "depth": 1, "mlp_ratio": 2, "final_norm": False},
         "decoder": {**LAYERS, "embed_dim": 32, "depth": 1, "mlp_ratio": 2},
     },
+    "dt": {"state_shape": [3], "action_dim": 2, "embed_dim": 32, "depth": 2, "max_episode_length": 30},
     "vit": {"image_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5},
 }
 """A model of each task that all of its formats can express, or nearly."""
@@ -43,6 +45,15 @@ TASKS = registry.discover()[0]
 EVERY = [pytest.param(task, form, id=f"{task.name}-{form.name}") for task in TASKS.values() for form in task.formats]
 PREPROCESS: dict[str, dict[str, Any]] = {
     "detr": DetectionPreprocess().to_dict(),
+    "dt": TrajectoryPreprocess(
+        state_mean=(0.0, 1.0, 2.0),
+        state_std=(1.0, 2.0, 3.0),
+        action_low=None,
+        action_high=None,
+        return_scale=10.0,
+        return_range=(1.0, 9.0),
+        max_episode_length=30,
+    ).to_dict(),
     "vit": ImagePreprocess(size=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_pct=0.875).to_dict(),
 }
 LABELS = ["ant", "bee", "cat", "dog", "eel"]

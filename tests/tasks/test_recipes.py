@@ -11,6 +11,7 @@ from PIL import Image
 from tasks.run import read_metrics
 from tests.tasks.commands import QUIET, ROOT, Run
 from tests.tasks.detr.drawn import coco, write_coco
+from tests.tasks.dt.recorded import write_npz
 
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"), key=lambda path: path.name)
 NEEDS_ROOT = [path for path in RECIPES if "dataset" in yaml.safe_load(path.read_text()).get("data", {})]
@@ -36,14 +37,25 @@ def boxes(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "boxes", coco(12)).parent
 
 
+@pytest.fixture
+def episodes(tmp_path: Path) -> Path:
+    """Files of D4RL's form, under the names that the recipes ask for; no environment has their spaces."""
+    for name in ("hopper", "halfcheetah"):
+        for kind in ("expert", "medium"):
+            write_npz(tmp_path / "rl" / f"{name}-{kind}.npz", [30, 20, 10])
+    return tmp_path / "rl"
+
+
 def test_there_are_recipes() -> None:
     assert {path.stem for path in NEEDS_ROOT} >= {"vit_cifar10", "vit_clothing", "vit_imagenet"}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_trains(recipe: Path, photos: Path, cifar: Path, boxes: Path, tmp_path: Path, run: Run) -> None:
+def test_a_recipe_trains(
+    recipe: Path, photos: Path, cifar: Path, boxes: Path, episodes: Path, tmp_path: Path, run: Run
+) -> None:
     values = yaml.safe_load(recipe.read_text())
-    root = {"folder": photos, "coco": boxes}.get(values.get("data", {}).get("dataset"), cifar)
+    root = {"folder": photos, "coco": boxes, "d4rl": episodes}.get(values.get("data", {}).get("dataset"), cifar)
     flags = ["--data.root", root] if recipe in NEEDS_ROOT else []
     if "backbone_weights" in values["model"]:  # which are downloaded
         flags += ["--model.backbone_weights", "null"]
