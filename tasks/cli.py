@@ -1,4 +1,4 @@
-"""The `multimodal` command: `multimodal VERB TASK [flags]`.
+"""The `multimodal` command: `multimodal VERB TASK [flags]`, without the task for a verb that means one task alone.
 
 This file imports the standard library alone, so that help, the list of tasks and a mistyped word are answered at once;
 torch and Lightning are imported when a task runs.
@@ -63,6 +63,8 @@ def _run(arguments: list[str]) -> int:
     verbs = _verbs()
     if verb not in verbs:
         raise UsageError(f"unknown verb {verb!r}: {did_you_mean(verb, [*verbs, 'tasks'])}")
+    if (owner := _owner(verb)) is not None:
+        return _run_other(verb, owner, rest)
     if not rest or rest[0] in ("-h", "--help"):
         print(_about(verb, verbs[verb]))
         return 0 if rest else 2
@@ -85,6 +87,13 @@ def _verbs() -> dict[str, str]:
     return TRAINER_VERBS | {verb.name: verb.help for verb in others}
 
 
+def _owner(name: str) -> Task | None:
+    """The task of a verb that is typed without it."""
+    tasks, _ = registry.discover()
+    alone = (task for task in tasks.values() for verb in task.verbs if verb.name == name and not verb.names_task)
+    return next(alone, None)
+
+
 def _tasks_with(verb: str) -> dict[str, str]:
     tasks, _ = registry.discover()
     return {task.name: task.help for task in tasks.values() if verb in _task_verbs(task)}
@@ -95,7 +104,8 @@ def _run_other(name: str, task: Task, arguments: list[str]) -> int:
     if verb is None:
         raise UsageError(f"task {task.name!r} has no verb {name!r}: {did_you_mean(task.name, _tasks_with(name))}")
     module = task.load(verb.module)
-    parser = Parser(prog=f"multimodal {name} {task.name}", description=verb.help)
+    words = ["multimodal", name, *([task.name] if verb.names_task else [])]
+    parser = Parser(prog=" ".join(words), description=verb.help)
     parser.set_defaults(task=task)
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(arguments)))
@@ -157,7 +167,9 @@ def _formats() -> str:
 
 def _overview() -> str:
     tasks, _ = registry.discover()
-    verbs = {"tasks [--json]": "list the tasks"} | {f"{verb} TASK": text for verb, text in _verbs().items()}
+    verbs = {"tasks [--json]": "list the tasks"} | {
+        verb if _owner(verb) else f"{verb} TASK": text for verb, text in _verbs().items()
+    }
     return "\n\n".join(
         (
             "usage: multimodal VERB TASK [flags]",

@@ -23,7 +23,7 @@ ENTRY_POINTS = "multimodal.tasks"
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """A command that a task adds: `multimodal NAME TASK ...`."""
+    """A command that a task adds: `multimodal NAME TASK ...`, or `multimodal NAME ...` where no other task has it."""
 
     name: str
     """What is typed."""
@@ -31,6 +31,8 @@ class Verb:
     """One line of help."""
     module: str
     """A module with `add_arguments(parser)` and `run(args) -> int`, the exit code; `task` is the parser's default."""
+    names_task: bool = True
+    """Whether the task is typed; false for a word that means this task alone (`transcribe`)."""
 
 
 VERBS = (Verb(name="export", help="write a checkpoint in another format", module="tasks.export"),)
