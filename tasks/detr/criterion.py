@@ -6,7 +6,6 @@ L decoder layers, B batch, Q queries, M objects, P pairs, C outputs of the class
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -13,7 +13,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from multimodal.models.decision_transformer import DecisionTransformer, DecisionTransformerConfig
 from tasks.base import Batch, TaskModule, mean_over_processes
-from tasks.dt.environment import make, roll_out
+from tasks.dt.environment import Environment, make, roll_out
 from tasks.dt.metrics import AchievedReturn, ReturnCalibration
 from tasks.dt.policy import Policy
 from tasks.dt.preprocess import TrajectoryPreprocess
@@ -132,40 +132,43 @@ class DTModule(TaskModule):
         return candidates[torch.stack(losses).argmin(dim=0)], first[:, 0]
 
     def on_validation_epoch_end(self) -> None:
-        self._roll_out(self.val_metrics)
+        self.val_metrics["return"].update(self._achieved())
         super().on_validation_epoch_end()
 
     def on_test_epoch_end(self) -> None:
-        self._roll_out(self.test_metrics)
+        self.test_metrics["return"].update(self._achieved())
         super().on_test_epoch_end()
 
     def _preprocess(self) -> TrajectoryPreprocess:
         preprocess: TrajectoryPreprocess = self.trainer.datamodule.preprocess  # type: ignore[attr-defined]
         return preprocess
 
-    def _roll_out(self, metrics: MetricCollection) -> None:
-        """Measure the return over this process's share of the episodes, where the environment is there."""
+    def _achieved(self) -> Tensor:
+        """The returns of this process's share of the episodes; none where the environment is not there."""
         preprocess = self._preprocess()
-        name = preprocess.environment
-        if self.trainer.sanity_checking or not self.episodes or name is None or self._environment_lacks:
-            return
-        if self.device_mesh is not None:
-            rank_zero_warn("a model that is divided among processes is not rolled out while it trains")
-            self._environment_lacks = True
-            return
-        mine = range(self.global_rank, self.episodes, self.trainer.world_size)
+        environments = self._environments(preprocess.environment)
+        if not environments:
+            return torch.zeros(0, device=self.device)
+        target = preprocess.return_range[1] if self.target_return is None else self.target_return
+        targets = [target] * len(environments) if self.model.config.returns else None
+        seeds = range(SEED + self.global_rank, SEED + self.episodes, self.trainer.world_size)
+        outcomes = roll_out(Policy(self.model, preprocess), environments, targets, seeds)
+        for environment in environments:
+            environment.close()
+        return torch.tensor([one.total for one in outcomes], device=self.device)
+
+    def _environments(self, name: str | None) -> list[Environment]:
+        """One for each episode of this process; none where they cannot be had, which is told once."""
+        if self.trainer.sanity_checking or name is None or self._environment_lacks:
+            return []
         try:
-            environments = [make(name, self.model.config) for _ in mine]
+            if self.device_mesh is not None:
+                raise ValueError("a model that is divided among processes does not act while it trains")
+            return [make(name, self.model.config) for _ in range(self.global_rank, self.episodes, self.trainer.world_size)]
         except ValueError as error:
             rank_zero_warn(f"no roll-outs, the metrics are those on recorded episodes alone: {error}")
             self._environment_lacks = True
-            return
-        target = preprocess.return_range[1] if self.target_return is None else self.target_return
-        targets = [target] * len(mine) if self.model.config.returns else None
-        outcomes = roll_out(Policy(self.model, preprocess), environments, targets, [SEED + index for index in mine])
-        for environment in environments:
-            environment.close()
-        metrics["return"].update(torch.tensor([one.total for one in outcomes], device=self.device))
+            return []
 
 
 def _mean(losses: Tensor, counted: Tensor) -> Tensor:

@@ -134,15 +134,14 @@ def _minari(lengths: list[int], *, extra: int = 1, end: int = -1, discrete: bool
                 truncations=list(marks),
             )
         )
-    minari.create_dataset_from_buffers(
+    made = minari.create_dataset_from_buffers(
         "test/walk-v0",
         buffers,
         action_space=Discrete(3, start=2) if discrete else Box(-2, 2, (2,)),
         observation_space=Box(-9, 9, (3,)),
-        ref_min_score=1.0,
-        ref_max_score=21.0,
         data_format="hdf5",
     )
+    made.storage.update_metadata({"ref_min_score": 1.0, "ref_max_score": 21.0})
     return "test/walk-v0"
 
 

@@ -103,7 +103,6 @@ def test_fit_then_roll_out(tmp_path: Path, run: Run) -> None:
     flags = ["--trainer.max_epochs", 1, "--trainer.default_root_dir", tmp_path]
     result = run("fit", "dt", *PLAIN["dt"], *flags)
     assert result.code == 0, result.err
-    assert "divided by" in result.err or "divided by" in result.out
     (folder,) = (tmp_path / "dt").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["metric"] == "return"
@@ -168,7 +167,7 @@ def test_a_target_that_no_data_had_is_told(checkpoint: Path, run: Run) -> None:
     ("flags", "message"),
     [
         ("--environment Nothing-v0", "environment 'Nothing-v0' cannot be made:"),
-        ("--environment MountainCar-v0", r"observations are Box([-1.2  -0.07], [0.6  0.07], (2,), float32), expected"),
+        ("--environment MountainCar-v0", "observations are Box([-1.2 -0.07], [0.6 0.07], (2,), float32), expected those of shape (4,)"),
         ("--target-return much", "'much' is not a finite number"),
         ("--target-return nan", "'nan' is not a finite number"),
         ("--episodes 0", "'0' is not a whole number of at least 1"),

@@ -82,6 +82,7 @@ def test_heads_that_nothing_teaches_are_left_out_of_training() -> None:
 
 def test_returns_that_were_achieved() -> None:
     metric = AchievedReturn()
+    metric.update(torch.zeros(0))
     assert metric.compute() == {}
     metric.update(torch.tensor([1.0, 2.0]))
     metric.update(torch.tensor([6.0]))
@@ -90,6 +91,7 @@ def test_returns_that_were_achieved() -> None:
 
 def test_calibration_is_the_correlation() -> None:
     metric = ReturnCalibration()
+    metric.update(torch.zeros(0), torch.zeros(0))
     assert metric.compute() == {}
     x, y = torch.randn(50), torch.randn(50)
     metric.update(x[:20], (x + y)[:20])
@@ -101,11 +103,11 @@ def test_calibration_is_the_correlation() -> None:
     assert metric.compute() == {}  # nothing varies
 
 
-def _fitted(data: EpisodeData, **options: Any) -> tuple[DTModule, dict[str, float]]:
+def _fitted(data: EpisodeData, epochs: int = 1, **options: Any) -> tuple[DTModule, dict[str, float]]:
     values = TINY | {"state_shape": data.state_shape, "max_episode_length": data.longest} | options
     module = DTModule(lr=3e-3, warmup=0.0, **values)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = Trainer(max_epochs=1, num_sanity_val_steps=0, enable_model_summary=False, **quiet)
+    trainer = Trainer(max_epochs=epochs, num_sanity_val_steps=0, enable_model_summary=False, **quiet)
     trainer.fit(module, data)
     return module, {name: float(value) for name, value in trainer.callback_metrics.items()}
 
@@ -125,7 +127,7 @@ def test_a_run_rolls_out_and_a_model_heeds_returns() -> None:
     data.__dict__.pop("_splits", None)
     data.recorded = Recorded(episodes, "CartPole-v1", action_dim=2)
     data.preprocess = data._preprocess({}, False)
-    module, metrics = _fitted(data, episodes=2)
+    module, metrics = _fitted(data, 10, episodes=2)
     assert metrics["val/action_error"] < 0.05
     assert metrics["val/return_calibration"] > 0.9
     assert metrics["val/return"] >= 5  # steps that the pole was up
