@@ -121,7 +121,9 @@ class DecisionTransformer(nn.Module):
         `actions` may lack that of the last step, whose token then is left out: what a policy knows when it is to act.
         """
         if (returns is None) == self.config.returns:
-            raise ValueError(f"returns are {'missing' if returns is None else 'given'}, but the model's config is not so")
+            raise ValueError(
+                f"returns are {'missing' if returns is None else 'given'}, but the model's config is not so"
+            )
         pending = states.shape[1] - actions.shape[1]
         if self.config.discrete:
             actions = one_hot(actions, self.config.action_dim)

@@ -135,7 +135,9 @@ def read_file(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
         )
     }
     if wrong := [name for name, shape in shapes.items() if len(shape) != 2 or not all(shape)]:
-        raise ValueError(f"{path}: no weights of a Decision Transformer, whose {wrong[0]} would be embedded by a matrix")
+        raise ValueError(
+            f"{path}: no weights of a Decision Transformer, whose {wrong[0]} would be embedded by a matrix"
+        )
     rows, dim = shapes["timesteps"]
     values = {
         "embed_dim": dim,

@@ -64,7 +64,8 @@ SOURCES = (
 
 FORMATS = (
     "a run folder, a .ckpt or .safetensors file, a Hugging Face or timm folder, a .pth file of timm, "
-    "facebookresearch/detr or kzl/decision-transformer, or " + ", ".join(f"{source.prefix}:NAME" for source in SOURCES if source.prefix)
+    "facebookresearch/detr or kzl/decision-transformer, or "
+    + ", ".join(f"{source.prefix}:NAME" for source in SOURCES if source.prefix)
 )
 """What a path or name may be, for help and errors."""
 

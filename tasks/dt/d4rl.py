@@ -45,7 +45,9 @@ def _paths(root: Path, files: list[str] | None) -> list[Path]:
     else:
         found = sorted(path for path in root.iterdir() if path.suffix in SUFFIXES)
     if wrong := [path for path in found if path.suffix not in SUFFIXES]:
-        raise ValueError(f"{wrong[0]}: a file ending in {wrong[0].suffix or 'nothing'!r}, expected {', '.join(SUFFIXES)}")
+        raise ValueError(
+            f"{wrong[0]}: a file ending in {wrong[0].suffix or 'nothing'!r}, expected {', '.join(SUFFIXES)}"
+        )
     if not found:
         raise ValueError(f"{where}: no file ending in {', '.join(SUFFIXES)}, expected at least one")
     return found
@@ -78,7 +80,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
                 found = {name: file[name] for name in (*KEYS, "timeouts") if name in file}
         else:
             with h5py.File(path) as file:
-                found = {name: file[name][()] for name in (*KEYS, "timeouts") if isinstance(file.get(name), h5py.Dataset)}
+                found = {
+                    name: file[name][()] for name in (*KEYS, "timeouts") if isinstance(file.get(name), h5py.Dataset)
+                }
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, RuntimeError) as error:
         kind = "an .npz file" if path.suffix == ".npz" else "an HDF5 file"
         raise ValueError(f"{path}: damaged, or no file of D4RL's form ({one_line(error)}); expected {kind}") from error

@@ -136,7 +136,9 @@ class EpisodeData(TaskData):
         for split in ("val", "test"):
             if not splits[split]:
                 splits[split] = whole
-                rank_zero_warn(f"{len(whole)} episodes are too few to hold some out: the {split} metrics are those of training")
+                rank_zero_warn(
+                    f"{len(whole)} episodes are too few to hold some out: the {split} metrics are those of training"
+                )
         return splits
 
     def _preprocess(self, given: dict[str, Any], delayed: bool) -> TrajectoryPreprocess:
@@ -147,7 +149,8 @@ class EpisodeData(TaskData):
             "return_scale": largest or 1.0,
             "return_range": (min(returns), max(returns)),
             "max_episode_length": max(self._time_limit(), *(len(one.rewards) for one in self.recorded.episodes), 1),
-            "reference_returns": self.recorded.reference_returns or REFERENCES.get((self.environment or "").split("-")[0]),
+            "reference_returns": self.recorded.reference_returns
+            or REFERENCES.get((self.environment or "").split("-")[0]),
             **dict(zip(("action_low", "action_high"), self._bounds(), strict=True)),
             "state_mean": None,
             "state_std": None,

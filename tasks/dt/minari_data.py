@@ -62,4 +62,9 @@ def _episode(name: str, data: EpisodeData, first_action: int) -> Episode:
     if not np.isfinite(np.asarray(data.observations[-1], dtype=np.float64)).all():
         raise ValueError(f"{name}: observations of step {steps} are not finite, expected numbers")
     actions = np.asarray(data.actions)
-    return checked(name, np.asarray(data.observations[:-1]), actions - first_action if first_action else actions, np.asarray(data.rewards))
+    return checked(
+        name,
+        np.asarray(data.observations[:-1]),
+        actions - first_action if first_action else actions,
+        np.asarray(data.rewards),
+    )

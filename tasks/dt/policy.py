@@ -131,7 +131,9 @@ class Policy:
             self._single = single
             target = np.zeros(()) if self._target is None else self._target
             if target.shape not in ((), (count,)):
-                raise ValueError(f"target_return has shape {target.shape}, expected one for each of {count} environments")
+                raise ValueError(
+                    f"target_return has shape {target.shape}, expected one for each of {count} environments"
+                )
             self._returns = np.broadcast_to(target, (count,)).copy()
         rows = observation[None] if single else observation
         if single != self._single or len(rows) != len(self._returns):

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--episodes", type=positive, default=20, metavar="N", help="for each of them (default: 20)")
     parser.add_argument("--environment", metavar="NAME", help="gymnasium's name of it (default: the checkpoint's)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first episode, others follow (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the first episode, others follow (default: 0)"
+    )
     parser.add_argument(
         "--num-envs", type=positive, default=16, metavar="N", help="environments that go in step (default: 16)"
     )
@@ -64,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
         if args.seed < 0:
             raise ValueError(f"--seed {args.seed}: expected at least 0")
         film = None if args.video is None else Film(name, policy.model.config)
-        environments = [make(name, policy.model.config) for _ in range(min(args.num_envs, args.episodes * len(targets)))]
+        environments = [
+            make(name, policy.model.config) for _ in range(min(args.num_envs, args.episodes * len(targets)))
+        ]
     except (ValueError, OSError) as error:
         raise UsageError(one_line(error)) from error
     results = roll_out_all(policy, environments, targets, args.episodes, args.seed)
@@ -109,7 +113,9 @@ def _targets(policy: Policy, given: list[float] | None) -> list[float] | list[No
         return [None]
     for target in given or ():
         if not low <= target <= high:
-            side, bound = ("above", f"highest return {high:g}") if target > high else ("below", f"lowest return {low:g}")
+            side, bound = (
+                ("above", f"highest return {high:g}") if target > high else ("below", f"lowest return {low:g}")
+            )
             print(
                 f"multimodal: warning: --target-return {target:g} is {side} the {bound} of what the model learned from",
                 file=sys.stderr,

@@ -164,7 +164,9 @@ class DTModule(TaskModule):
         try:
             if self.device_mesh is not None:
                 raise ValueError("a model that is divided among processes does not act while it trains")
-            return [make(name, self.model.config) for _ in range(self.global_rank, self.episodes, self.trainer.world_size)]
+            return [
+                make(name, self.model.config) for _ in range(self.global_rank, self.episodes, self.trainer.world_size)
+            ]
         except ValueError as error:
             rank_zero_warn(f"no roll-outs, the metrics are those on recorded episodes alone: {error}")
             self._environment_lacks = True

@@ -17,7 +17,6 @@ from multimodal.models.decision_transformer import DecisionTransformer, Decision
 from multimodal.pretrained import Checkpoint
 from tasks.dt.environment import make, roll_out
 from tasks.dt.policy import Policy
-from tasks.dt.preprocess import TrajectoryPreprocess
 from tests.tasks.commands import PLAIN, Run
 
 CONFIG: dict[str, Any] = {
@@ -167,7 +166,10 @@ def test_a_target_that_no_data_had_is_told(checkpoint: Path, run: Run) -> None:
     ("flags", "message"),
     [
         ("--environment Nothing-v0", "environment 'Nothing-v0' cannot be made:"),
-        ("--environment MountainCar-v0", "observations are Box([-1.2 -0.07], [0.6 0.07], (2,), float32), expected those of shape (4,)"),
+        (
+            "--environment MountainCar-v0",
+            "observations are Box([-1.2 -0.07], [0.6 0.07], (2,), float32), expected those of shape (4,)",
+        ),
         ("--target-return much", "'much' is not a finite number"),
         ("--target-return nan", "'nan' is not a finite number"),
         ("--episodes 0", "'0' is not a whole number of at least 1"),

@@ -129,7 +129,7 @@ def test_a_run_rolls_out_and_a_model_heeds_returns() -> None:
     data.preprocess = data._preprocess({}, False)
     module, metrics = _fitted(data, 10, episodes=2)
     assert metrics["val/action_error"] < 0.05
-    assert metrics["val/return_calibration"] > 0.9
+    assert metrics["val/return_calibration"] > 0.7  # 1 but for the steps of the candidates
     assert metrics["val/return"] >= 5  # steps that the pole was up
     assert module.val_metrics["return"].count == 0  # measured anew each time
     data.datasets.clear()
