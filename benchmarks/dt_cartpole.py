@@ -53,8 +53,8 @@ def main() -> None:
             rows.append(row(name, run, same, wall))
         print(rows[-1], flush=True)
     closing = (
-        f"Means ± deviations of 20 episodes. Within {', '.join(f'{a}–{b}' for a, b in WANTED.values())}: {sum(within)} of "
-        f"{len(within)}."
+        f"Means ± deviations of 20 episodes. Within {', '.join(f'{a}–{b}' for a, b in WANTED.values())}: "
+        f"{sum(within)} of {len(within)}."
     )
     picture = ["![returns asked for and achieved](dt_cartpole.png)"]
     write_section("Decision Transformer on CartPole", [heading, "", *rows, "", closing, "", *picture])

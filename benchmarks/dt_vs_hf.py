@@ -145,8 +145,8 @@ def roll_outs(ours: DecisionTransformer, theirs: DecisionTransformerModel, count
         ratios = [b / a for a, b in zip(medians["ours"], medians["theirs"], strict=True)]
         a, b = (statistics.median(medians[name]) for name in ("ours", "theirs"))
         rows.append(
-            f"| roll-out, {count} at once, {part} | {a:.2f} | {b:.2f} | **{b / a:.2f}** | {min(ratios):.2f}–{max(ratios):.2f} | "
-            f"actions within {worst:.0e} |"
+            f"| roll-out, {count} at once, {part} | {a:.2f} | {b:.2f} | **{b / a:.2f}** "
+            f"| {min(ratios):.2f}–{max(ratios):.2f} | actions within {worst:.0e} |"
         )
     return rows
 

@@ -34,8 +34,9 @@ class PatchEmbed(nn.Module):
 
 
 class ImageEmbed(nn.Module):
-    """A whole image as one token, by the convolutions of "Human-level control through deep reinforcement learning" (Mnih
-    et al. 2015), as the Decision Transformer embeds what it sees of Atari.
+    """A whole image as one token, as the Decision Transformer embeds what it sees of Atari.
+
+    The convolutions are those of "Human-level control through deep reinforcement learning" (Mnih et al. 2015).
 
     Args:
         image_size: (height, width) in pixels, at least 36.

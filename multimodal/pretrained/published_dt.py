@@ -1,8 +1,8 @@
 """The Decision Transformer as others publish it: Hugging Face's folders, and the state dict of the original authors.
 
 Both keep a GPT-2 under the names of its code, of which the word embedding is never used. The original has no table of
-positions; Hugging Face's model adds its first row to every token, which here is `token_bias`. A bare state dict does not
-show everything: what it leaves open is as published, with one attention head.
+positions; Hugging Face's model adds its first row to every token, which here is `token_bias`. A bare state dict does
+not show everything: what it leaves open is as published, with one attention head.
 """
 
 import re

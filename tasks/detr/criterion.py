@@ -72,7 +72,8 @@ class SetCriterion:
             real: bool [B, Q], False = a query that is none, as in denoising; None = all are.
             repeats: how many queries of a layer answer for each object, as in denoising.
             over_processes: the mean of a value over the processes that average their gradients, by whose counts the
-                losses are divided: `tasks.base.mean_over_processes` in training, nothing where one process measures alone.
+                losses are divided: `tasks.base.mean_over_processes` in training, nothing where one process measures
+                alone.
         """
         logits, boxes = output.logits.float(), output.boxes.float()
         layers = len(logits)

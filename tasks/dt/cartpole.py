@@ -1,8 +1,8 @@
 """Episodes of CartPole-v1 (Barto, Sutton & Anderson 1983) by a mixture of controllers: the embedded data.
 
 Most controllers hold the pole up for a while, each for its own, and then let it fall, so that returns of all sizes are
-there, and how one gets them can be seen. Others hold it to the end, and a few tumble. Each holds the cart at a slow speed
-of its own, and acts at random now and then. An episode is a function of its number alone.
+there, and how one gets them can be seen. Others hold it to the end, and a few tumble. Each moves the cart at a slow
+speed of its own, and acts at random now and then. An episode is a function of its number alone.
 """
 
 import math

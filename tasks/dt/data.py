@@ -62,7 +62,7 @@ class EpisodeData(TaskData):
 
     in_memory = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each thing that a checkpoint says of a policy is a flag
         self,
         *,
         dataset: DatasetName | None = None,
@@ -209,9 +209,10 @@ class EpisodeData(TaskData):
     def _describe(self) -> None:
         train, preprocess = self._splits["train"], self.preprocess
         low, high = preprocess.return_range
+        steps = sum(len(one.rewards) for one in train)
         rank_zero_info(
-            f"{len(train)} episodes of {sum(len(one.rewards) for one in train):,} steps, returns {low:.1f} to {high:.1f}, "
-            f"divided by {preprocess.return_scale:g}; environment {preprocess.environment or 'not known'}"
+            f"{len(train)} episodes of {steps:,} steps, returns {low:.1f} to {high:.1f}, divided by "
+            f"{preprocess.return_scale:g}; environment {preprocess.environment or 'not known'}"
         )
 
     @staticmethod

@@ -23,8 +23,8 @@ def read(root: str) -> Recorded:
         told = dict(data.storage.metadata)
     except Exception as error:  # as many kinds as there are ways to store a data set
         raise ValueError(
-            f"data root {root}: no data set of Minari's ({one_line(error)}), expected the folder of one, or the name of "
-            "one in Minari's folder (minari download NAME)"
+            f"data root {root}: no data set of Minari's ({one_line(error)}), expected the folder of one, or the name "
+            "of one in Minari's folder (minari download NAME)"
         ) from error
     actions, observations = data.action_space, data.observation_space
     if not isinstance(observations, Box) or not isinstance(actions, Box | Discrete):

@@ -1,4 +1,4 @@
-"""A trained Decision Transformer as a policy: arrays in, actions out, one step of one or several environments at a time.
+"""A trained Decision Transformer as a policy: arrays in, actions out, a step of one or several environments at a time.
 
 B environments, T steps in the window, n tokens a step, D embed_dim
 """

@@ -1,4 +1,4 @@
-"""What belongs to a policy besides its weights: how states, actions and returns are scaled, and for which environment."""
+"""What belongs to a policy besides its weights: how its numbers are scaled, and for which environment it is."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -17,7 +17,7 @@ class TrajectoryPreprocess:
     Args:
         state_mean: subtracted from a state; None = it is an image, of which 255 is 1.
         state_std: what it is then divided by.
-        action_low: the number in the environment for -1 of the model's, for each of an action's; None = the same number.
+        action_low: the environment's number for the model's -1, for each of an action's; None = it is the same.
         action_high: that for 1.
         return_scale: what returns to go are divided by.
         return_range: lowest and highest return of an episode that was learned from.

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picture",
         metavar="FILE",
-        help=f"draw target against achieved return as PNG (default: {PICTURE} in the checkpoint's run, if it is of one)",
+        help=f"draw target against achieved return as PNG (default: {PICTURE} in the run that the checkpoint is of)",
     )
     parser.add_argument("--video", metavar="FILE", help="film the first episode for each return as MP4")
 

@@ -21,9 +21,9 @@ from tasks.dt.preprocess import TrajectoryPreprocess
 class Windows(Dataset[Any]):
     """Windows of up to `length` steps of one episode, by the key of their first step.
 
-    In training every step begins a window, so that an episode comes up as often as it is long (Chen et al. 2021, appendix
-    A); in evaluation windows do not overlap, so that each step is measured once. A window that the episode's end cuts
-    short is padded behind, where a causal model does not look.
+    In training every step begins a window, so that an episode comes up as often as it is long, as in the paper; in
+    evaluation windows do not overlap, so that each step is measured once. A window that the episode's end cuts short is
+    padded behind, where a causal model does not look.
     """
 
     def __init__(

@@ -349,7 +349,7 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
 
 
 def test_cartpole_needs_no_root(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="data.dataset cartpole, which needs none"):
+    with pytest.raises(ValueError, match=r"data\.dataset cartpole, which needs none"):
         data_of(tmp_path, dataset="cartpole")
 
 

@@ -43,7 +43,7 @@ def policy_of(scales: dict[str, Any] | None = None, **options: Any) -> Policy:
 
 @torch.no_grad()
 def expected_action(policy: Policy, seen: np.ndarray, done: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """The action by the whole model on the last steps: observations [B, T, S], actions [B, T - 1, …], returns [B, T]."""
+    """The action by the whole model on the last steps: observations [B, T, S], actions [B, T - 1, …], returns [B, T]"""
     config, scales = policy.model.config, policy.preprocess
     first = max(seen.shape[1] - config.context_length, 0)
     timesteps = torch.arange(first, seen.shape[1]).expand(len(seen), -1)

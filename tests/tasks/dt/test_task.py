@@ -74,7 +74,7 @@ def test_heads_that_nothing_teaches_are_left_out_of_training() -> None:
     module.loss(batch()).backward()
     trained = [parameter for parameter in module.model.parameters() if parameter.requires_grad]
     assert all(parameter.grad is not None for parameter in trained)
-    with pytest.raises(ValueError, match="state_weight is 1.0, but the model has no such head"):
+    with pytest.raises(ValueError, match=r"state_weight is 1\.0, but the model has no such head"):
         DTModule(state_weight=1.0, **TINY)
     with pytest.raises(ValueError, match="episodes is -1, expected at least 0"):
         DTModule(episodes=-1, **TINY)
