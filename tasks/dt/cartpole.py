@@ -47,12 +47,14 @@ def _controller(random: np.random.Generator) -> Controller:
     return Controller(steps, random.uniform(0.0, 0.2), speed)
 
 
-def _episode(environment: gymnasium.Env, index: int) -> Episode:  # type: ignore[type-arg]
+def _episode(environment: gymnasium.Env, index: int) -> Episode:
     random = np.random.default_rng((_SERIES, index))
     controller = _controller(random)
     observation, _ = environment.reset(seed=index)
     start, ended = float(observation[0]), False
-    observations, actions, rewards = [], [], []
+    observations: list[np.ndarray] = []
+    actions: list[int] = []
+    rewards: list[float] = []
     while not ended:
         place, velocity, angle, turning = observation.tolist()
         way = start + controller.speed * _STEP * len(actions)

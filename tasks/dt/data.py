@@ -157,7 +157,9 @@ class EpisodeData(TaskData):
         }
         if len(self.state_shape) == 1 and not {"state_mean", "state_std"} <= given.keys():
             found |= dict(zip(("state_mean", "state_std"), statistics(train), strict=True))
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in (found | given).items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in (found | given).items()
+        }
         return TrajectoryPreprocess(**values, delayed=delayed, environment=self.environment)
 
     def _time_limit(self) -> int:
@@ -216,7 +218,7 @@ class EpisodeData(TaskData):
         )
 
     @staticmethod
-    def collate(batch: Any) -> Any:  # type: ignore[override]
+    def collate(batch: Any) -> Any:
         """`Windows` gathers a whole batch by itself; what lies between it and the loader may hand over single items."""
         return default_collate(batch) if isinstance(batch, list) else batch
 

@@ -83,7 +83,8 @@ def best(episodes: Sequence[Episode], share: float) -> list[Episode]:
     if share >= 1:
         return list(episodes)
     wanted = share * sum(len(one.rewards) for one in episodes)
-    chosen, steps = set(), 0
+    chosen: set[int] = set()
+    steps = 0
     for index in sorted(range(len(episodes)), key=lambda index: -episodes[index].total):
         if chosen and steps + len(episodes[index].rewards) > wanted:
             break

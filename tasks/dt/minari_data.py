@@ -39,7 +39,7 @@ def read(root: str) -> Recorded:
         bounds = {"action_low": tuple(actions.low.tolist()), "action_high": tuple(actions.high.tolist())}
     first = 0 if not isinstance(actions, Discrete) else int(actions.start)
     episodes = [_episode(f"{told.get('dataset_id', root)} episode {one.id}", one, first) for one in data]
-    references = [told.get(name) for name in ("ref_min_score", "ref_max_score")]
+    references: list[Any] = [told.get(name) for name in ("ref_min_score", "ref_max_score")]
     spec = data.env_spec
     return Recorded(
         episodes,

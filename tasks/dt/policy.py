@@ -3,6 +3,7 @@
 B environments, T steps in the window, n tokens a step, D embed_dim
 """
 
+import os
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,12 @@ class Policy:
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
-    def load(cls, source: Any, device: torch.device | str = "cpu") -> "Policy":
+    def load(cls, source: str | os.PathLike[str], device: torch.device | str = "cpu") -> "Policy":
         """From a checkpoint; ValueError where it does not say how its states and returns are scaled."""
         loaded = pretrained.load(source, task="dt")
         if loaded.preprocess is None:
-            raise ValueError(f"{source}: lacks how its states and returns were scaled, which a policy needs")
-        preprocess = TrajectoryPreprocess.from_dict(loaded.preprocess, str(source))
+            raise ValueError(f"{os.fspath(source)}: lacks how its states and returns were scaled, which a policy needs")
+        preprocess = TrajectoryPreprocess.from_dict(loaded.preprocess, os.fspath(source))
         return cls(loaded.model.to(device), preprocess)  # type: ignore[arg-type]
 
     def reset(self, target_return: ArrayLike | None = None) -> None:

@@ -65,11 +65,11 @@ class TrajectoryPreprocess:
         if missing := [name for name, one in known.items() if one.default is MISSING and name not in data]:
             raise ValueError(f"{where}: its preprocessing lacks {missing[0]}")
         try:
-            rows = {
+            values: dict[str, Any] = {
                 name: tuple(map(float, value)) if isinstance(value, list | tuple) else value
                 for name, value in data.items()
             }
-            return cls(**rows)
+            return cls(**values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: its preprocessing cannot be used ({error})") from error
 
@@ -77,22 +77,21 @@ class TrajectoryPreprocess:
         """Observations [..., S] or [..., C, H, W] as the model takes them, float32."""
         if self.state_mean is None:
             return observations.astype(np.float32) / 255
-        mean, std = np.float32(self.state_mean), np.float32(self.state_std)
-        return (observations.astype(np.float32) - mean) / std
+        return (observations.astype(np.float32) - _row(self.state_mean)) / _row(self.state_std)
 
     def to_model(self, actions: np.ndarray) -> np.ndarray:
         """Continuous actions [..., A] of the environment as the model takes them, float32."""
         actions = actions.astype(np.float32)
         if self.action_low is None:
             return actions
-        low, high = np.float32(self.action_low), np.float32(self.action_high)
+        low, high = _row(self.action_low), _row(self.action_high)
         return 2 * (actions - low) / (high - low) - 1
 
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         """The reverse of `to_model`, within the bounds."""
         if self.action_low is None:
             return actions
-        low, high = np.float32(self.action_low), np.float32(self.action_high)
+        low, high = _row(self.action_low), _row(self.action_high)
         return np.clip(low + (actions + 1) / 2 * (high - low), low, high)
 
     def normalized_score(self, value: float) -> float | None:
@@ -101,3 +100,7 @@ class TrajectoryPreprocess:
             return None
         low, high = self.reference_returns
         return 100 * (value - low) / (high - low)
+
+
+def _row(values: Row | None) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
