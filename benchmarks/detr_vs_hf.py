@@ -28,6 +28,8 @@ from tasks.detr.matcher import HungarianMatcher, Targets
 SIDE = 512
 OBJECTS = 7  # COCO has 7.3 an image
 MODELS = {"R50, 6 + 6 layers": ("resnet50", 6), "EfficientNet-Lite0, 3 + 3 layers": ("tf_efficientnet_lite0", 3)}
+FROZEN = {"resnet50": ("conv1", "bn1", "layer1"), "tf_efficientnet_lite0": ()}
+"""Parts of a backbone that are not trained: those of the original code and of Hugging Face's ResNets."""
 ORDERS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
 Step = Callable[[], None]
 
@@ -49,6 +51,8 @@ def build(backbone: str, depth: int) -> tuple[DETR, DetrForObjectDetection]:
         )
     )
     theirs.model.backbone.model.load_state_dict(ours.backbone.net.state_dict())
+    for net, part in product((ours.backbone.net, theirs.model.backbone.model), FROZEN[backbone]):
+        net.get_submodule(part).requires_grad_(False)
     counts = [sum(p.numel() for p in model.parameters() if p.requires_grad) for model in (ours, theirs)]
     if counts[0] != counts[1]:
         raise RuntimeError(f"{backbone}: {counts[0]} trained parameters here, {counts[1]} in Hugging Face's")
@@ -64,7 +68,8 @@ def examples(batch: int) -> tuple[Tensor, Targets]:
 
 def train_step(model: nn.Module, images: Tensor, targets: Targets, dtype: torch.dtype) -> Step:
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
     matcher, criterion = HungarianMatcher(), SetCriterion()
     labels = [{"class_labels": c, "boxes": b} for c, b in zip(targets.labels, targets.boxes, strict=True)]
 
@@ -81,7 +86,7 @@ def train_step(model: nn.Module, images: Tensor, targets: Targets, dtype: torch.
             loss = loss_of()
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(trained, 0.1)
         optimizer.step()
         if not loss.isfinite():
             raise RuntimeError(f"the loss of {type(model).__name__} is {loss.item()}")

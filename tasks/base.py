@@ -278,12 +278,13 @@ class TaskModule(LightningModule):
         if "loops" in checkpoint:
             settle(checkpoint["loops"]["fit_loop"], self.trainer)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        preprocess = getattr(data, "preprocess", None)
+        preprocess, tokenizer = getattr(data, "preprocess", None), getattr(data, "tokenizer", None)
         checkpoint[KEY] = Checkpoint.of(
             self.task,
             self.model,
             preprocess=preprocess.to_dict() if preprocess else None,
             labels=getattr(data, "labels", None),
+            tokenizer=tokenizer.to_dict() if tokenizer else None,
         ).record()
         checkpoint["total_steps"] = self._total_steps
         checkpoint["train_metrics"] = _sums(self.train_metrics)

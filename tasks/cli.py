@@ -118,13 +118,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        """Parse; a mistyped flag is told before one that is therefore missing."""
+        """Parse; a mistyped flag is told before one that is therefore missing. Flags may stand between other words."""
         known = {flag for action in self._actions for flag in action.option_strings}
         for argument in itertools.takewhile(lambda argument: argument != "--", args):
             flag = argument.split("=")[0]
             if re.match(r"-[^\d.]", flag) and flag not in known:  # others are negative numbers
                 raise UsageError(f"unknown flag {flag}: {did_you_mean(flag, known)}")
-        return super().parse_args(args)
+        return super().parse_intermixed_args(args)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from lightning_fabric.utilities.data import suggested_max_num_workers
+from numpy.typing import NDArray
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -19,6 +20,10 @@ Sample = TypeVar("Sample")
 Key = tuple[int, int] | tuple[int, int, int]
 """Epoch, index and, with repeated augmentation, which repeat: what a dataset is asked for, so that augmentation can
 differ each time."""
+Shuffle = Callable[[np.random.Generator], NDArray[np.int64]]
+"""Makes a random order of all samples."""
+Split = Callable[[Sequence[Any], Sequence[float], int], list[list[int]]]
+"""Groups of samples, shares to hold out and a seed, to the indices of what remains and of each share, ascending."""
 
 
 def run_seed() -> int:
@@ -40,6 +45,7 @@ class EpochSampler(Sampler[Key]):
         world_size: number of processes.
         repeats: how often a sample comes in a training epoch, in a row, so that the processes get its repeats in turn;
             the epoch's length stays, with fewer samples in it ("Augment Your Batch", Hoffer et al. 2020, as in DeiT).
+        shuffle: a random order of the samples, int64 [length], from a generator; None = any order is as likely.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class EpochSampler(Sampler[Key]):
         rank: int = 0,
         world_size: int = 1,
         repeats: int = 1,
+        shuffle: Shuffle | None = None,
     ) -> None:
         if training and length < world_size:
             raise ValueError(f"{length} training samples for {world_size} processes: expected at least one each")
@@ -62,6 +69,7 @@ class EpochSampler(Sampler[Key]):
         self.rank = rank
         self.world_size = world_size
         self.repeats = repeats
+        self.shuffle = shuffle
         self.epoch = 0
         self._done = (0, 0)
 
@@ -80,7 +88,8 @@ class EpochSampler(Sampler[Key]):
     def _keys(self) -> Iterator[Key]:
         if not self.training:
             return ((self.epoch, index) for index in range(self.rank, self.length, self.world_size))
-        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.length)
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = rng.permutation(self.length) if self.shuffle is None else self.shuffle(rng)
         mine = range(self.rank, self.length - self.length % self.world_size, self.world_size)
         if self.repeats == 1:
             return ((self.epoch, int(order[at])) for at in mine)
@@ -165,7 +174,7 @@ class TaskData(LightningDataModule):
 
     in_memory = False
     collate: Callable[[list[Any]], Any] | None = None
-    """A static method that makes a batch of items; None = tensors of equal sizes are stacked."""
+    """Makes a batch of items; None = tensors of equal sizes are stacked."""
 
     def __init__(
         self,
@@ -204,20 +213,27 @@ class TaskData(LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True
 
     def complete(
-        self, found: Mapping[str, Sequence[Sample]], group: Callable[[Sample], Hashable]
+        self,
+        found: Mapping[str, Sequence[Sample]],
+        group: Callable[[Sample], Hashable],
+        split: Split | None = None,
     ) -> dict[str, Sequence[Sample]]:
-        """Samples for train, val and test: splits that the data lack are held out of train, a share of each group.
+        """Samples for train, val and test: splits that the data lack are held out of train.
 
         Data with val but without test are tested on val.
+
+        Args:
+            found: the samples of each split that the data have.
+            group: what a sample belongs to.
+            split: how samples are held out, by their groups; None = a share of each group, see `stratified_split`.
         """
         missing = [] if "val" in found else ["val"]
         if "test" not in found and "val" not in found:
             missing.append("test")
         shares = {"val": self.val_fraction, "test": self.test_fraction}
         train = found.get("train", [])
-        parts = stratified_split(
-            [group(sample) for sample in train], [shares[name] for name in missing], self.split_seed
-        )
+        divide = split or stratified_split
+        parts = divide([group(sample) for sample in train], [shares[name] for name in missing], self.split_seed)
         chosen = [[train[index] for index in part] for part in parts]
         splits: dict[str, Sequence[Sample]] = {**found, **dict(zip(["train", *missing], chosen, strict=True))}
         if not splits.get("test"):
@@ -243,6 +259,7 @@ class TaskData(LightningDataModule):
             rank=share["rank"],
             world_size=share["num_replicas"],
             repeats=self.repeated_augmentation,
+            shuffle=getattr(dataset, "shuffle", None),
         )
         workers = self._workers()
         return EpochLoader(

@@ -22,7 +22,7 @@ from tasks import registry
 from tasks.registry import Example
 
 Model = Callable[..., tuple[Tensor, ...]]
-"""Inputs [B, ...] by position to outputs [B, ...]."""
+"""Inputs [B, ...] by position to the outputs that there are."""
 
 
 def build_model(checkpoint: Checkpoint, where: str) -> nn.Module:
@@ -41,14 +41,17 @@ def example_of(checkpoint: Checkpoint, batch_size: int) -> Example:
 
 
 def as_function(model: Callable[..., Any]) -> Model:
-    """A model as a function that returns a tuple, without gradients."""
+    """A model as a function that returns a tuple, without gradients; what is None in a model's output is left out."""
 
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            out = model(*inputs)
-        return (out,) if isinstance(out, Tensor) else tuple(out)
+            return _present(model(*inputs))
 
     return call
+
+
+def _present(out: Any) -> tuple[Tensor, ...]:
+    return (out,) if isinstance(out, Tensor) else tuple(part for part in out if part is not None)
 
 
 # ------------------------------------------------------------------------------------------ files that `load` takes
@@ -76,7 +79,7 @@ class Plain(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         out = self.model(*inputs)
-        return out if isinstance(out, Tensor) else tuple(out)
+        return out if isinstance(out, Tensor) else _present(out)
 
 
 def trace(checkpoint: Checkpoint) -> tuple[ExportedProgram, Example]:

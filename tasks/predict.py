@@ -1,6 +1,8 @@
 """What the tasks share that predict from images: their arguments, and how a bad image leaves the others alone."""
 
 import argparse
+import csv
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -39,6 +41,29 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def share(text: str) -> float:
+    """The type of an argument."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
+def check_output(flag: str, place: str | None, inputs: Sequence[str] = ()) -> None:
+    """ValueError where a file cannot be written, or is one of the inputs: told before anything is predicted."""
+    if place is None:
+        return
+    if not Path(place).parent.is_dir():
+        raise ValueError(f"{flag} {place}: no such folder, expected a file in one that there is")
+    if Path(place).is_dir():
+        raise ValueError(f"{flag} {place}: a folder, expected a file")
+    if Path(place).exists() and any(Path(path).resolve() == Path(place).resolve() for path in inputs):
+        raise ValueError(f"{flag} {place}: is read by this command, expected another file")
 
 
 def image_paths(given: Sequence[str]) -> list[str]:
@@ -108,3 +133,10 @@ def predict_images(
                 progress.write(shown, file=sys.stdout)
             progress.update(len(chunk))
     return int(failed > 0)
+
+
+def csv_line(*cells: object) -> str:
+    """A row of a table; what holds a comma, a quotation mark or a line break is quoted."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()

@@ -57,9 +57,10 @@ class Example(NamedTuple):
     inputs: dict[str, Any]
     """Random tensors [B, ...] by their names in a batch, in the order in which the model takes them."""
     outputs: tuple[str, ...]
-    """Names of the tensors [B, ...] that the model returns, in their order."""
+    """Names of the tensors that the model returns, in their order: [B, ...], or scalars of the model's own."""
     free: Mapping[str, Mapping[int, tuple[str, int]]] = MappingProxyType({})
-    """For an input, its axes behind the batch that may have other lengths: a name, and the least length."""
+    """For an input, its axes that may have other lengths: a name, and the least length. The first one is free anyway,
+    but the same for all inputs unless it is named here."""
 
 
 @dataclass(frozen=True, kw_only=True)

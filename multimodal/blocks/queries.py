@@ -202,6 +202,9 @@ class GaussianModulation(nn.Module):
     """Of that circle, as a share of the box's sides."""
     LEAST = 0.02
     """Least standard deviation, as a share of the image's side."""
+    MOST = 2.0
+    """Bound on an offset from the centre, in sides, and on the logarithm of a width: without one, training at a high
+    rate narrows a Gaussian until its gradients overflow."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -215,7 +218,8 @@ class GaussianModulation(nn.Module):
 
     def forward(self, x: Tensor, boxes: Tensor, places: Tensor) -> Tensor:
         """The bias [B, H, Q, N] of tokens [B, Q, D] with boxes [B, Q, 4] towards places [B, N, 2]."""
-        offset, spread = self.to_shape(x).float().unflatten(-1, (self.num_heads, 4)).split(2, -1)  # [B, Q, H, 2]
+        shape = self.MOST * torch.tanh(self.to_shape(x).float() / self.MOST)
+        offset, spread = shape.unflatten(-1, (self.num_heads, 4)).split(2, -1)  # [B, Q, H, 2]
         sides = boxes[:, :, None, 2:]
         centre = boxes[:, :, None, :2] + offset * sides
         sharp = (spread.exp() / (sides / 2).clamp(min=self.LEAST)).square() / 2

@@ -10,9 +10,11 @@ from multimodal.data.image import (
     natural_key,
 )
 from multimodal.data.seeding import seed_all, seeded
+from multimodal.data.text import CLIPTokenizer, tokenizer_from
 
 __all__ = [
     "Augmentation",
+    "CLIPTokenizer",
     "DetectionPreprocess",
     "ImagePreprocess",
     "detection_transform",
@@ -22,5 +24,6 @@ __all__ = [
     "natural_key",
     "seed_all",
     "seeded",
+    "tokenizer_from",
     "train_transform",
 ]

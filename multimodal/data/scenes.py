@@ -1,4 +1,4 @@
-"""Drawn scenes with boxes and captions: data to try detection on that come with the suite.
+"""Drawn scenes with boxes and captions: data to try detection and contrast with text on that come with the suite.
 
 A scene is a function of (seed, index). What draws it are NumPy's generator and the four operations and the root, which
 round alike everywhere; no sine, no font, no drawing library.
@@ -8,7 +8,7 @@ Legend: H height, W width, in pixels.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -18,6 +18,8 @@ from PIL import Image
 
 Array = NDArray[np.floating]
 Box = tuple[int, int, int, int]
+Pair = tuple[str, str]
+"""A colour and a shape."""
 
 SIDE = 128
 """Height and width of a scene."""
@@ -60,7 +62,9 @@ class Scene:
     caption: str
 
 
-def draw_scene(seed: int, index: int, *, objects: tuple[int, int] = (0, 8)) -> Scene:
+def draw_scene(
+    seed: int, index: int, *, objects: tuple[int, int] = (0, 8), pairs: Sequence[Pair] | None = None
+) -> Scene:
     """The scene of that number, always the same.
 
     Args:
@@ -68,21 +72,23 @@ def draw_scene(seed: int, index: int, *, objects: tuple[int, int] = (0, 8)) -> S
         index: which scene of that series.
         objects: least and greatest number of objects, up to 8. Where the least is 0, every tenth scene is empty and
             the others have at least one. A scene gets fewer where no place is left for another.
+        pairs: what an object may be; None = any of `PAIRS`.
     """
     low, high = objects
     if not 0 <= low <= high <= 8 or high < 1:
         raise ValueError(f"objects {list(objects)}: expected least and greatest number, from 0 to 8")
+    pairs = PAIRS if pairs is None else pairs
     rng = np.random.default_rng((seed, index))
     empty = low == 0 and index % 10 == 9
     count = 0 if empty else int(rng.integers(max(1, low), high + 1))
     canvas = _ground(rng)
     boxes: list[Box] = []
-    kinds: list[tuple[str, str]] = []
+    kinds: list[Pair] = []
     # What is still to be seen of each object, [objects, H, W].
     seen = np.zeros((count, SIDE, SIDE))
     whole = np.zeros(count)
     for width, height in _sizes(rng, count):
-        color, shape = _PAIRS[int(rng.integers(len(_PAIRS)))]
+        color, shape = pairs[int(rng.integers(len(pairs)))]
         paint = np.clip(np.array(COLORS[color]) + rng.integers(-15, 16, 3), 0, 255)
         cover = _cover(shape, width, height)
         alike = [other == color for other, _ in kinds]
@@ -98,11 +104,11 @@ def draw_scene(seed: int, index: int, *, objects: tuple[int, int] = (0, 8)) -> S
         kinds.append((color, shape))
     image = Image.fromarray(np.rint(canvas).astype(np.uint8))
     colors, shapes = tuple(color for color, _ in kinds), tuple(shape for _, shape in kinds)
-    return Scene(image, tuple(boxes), shapes, colors, _caption(kinds))
+    return Scene(image, tuple(boxes), shapes, colors, describe(kinds))
 
 
-def _caption(kinds: list[tuple[str, str]]) -> str:
-    """What is to be seen, in words; equal objects are counted."""
+def describe(kinds: Sequence[Pair]) -> str:
+    """What is to be seen, in words, such as "a red circle and two green rings"; equal objects are counted, up to 8."""
     parts = []
     for (color, shape), count in Counter(kinds).items():
         article = "an" if count == 1 and color == "orange" else _NUMBERS[count]
@@ -235,7 +241,8 @@ _SHAPES: dict[str, Callable[[Array, Array, float, float], Array]] = {
 }
 SHAPES = tuple(_SHAPES)
 """The classes."""
-_PAIRS = tuple(product(COLORS, SHAPES))
+PAIRS: tuple[Pair, ...] = tuple(product(COLORS, SHAPES))
+"""Whatever an object may be."""
 
 
 def _cover(shape: str, width: int, height: int) -> Array:

@@ -5,6 +5,7 @@ from importlib import import_module
 from torch import nn
 
 MODELS = {
+    "clip": ("multimodal.models.clip", "CLIP", "CLIPConfig"),
     "detr": ("multimodal.models.detr", "DETR", "DETRConfig"),
     "dt": ("multimodal.models.decision_transformer", "DecisionTransformer", "DecisionTransformerConfig"),
     "vit": ("multimodal.models.vit", "ViT", "ViTConfig"),

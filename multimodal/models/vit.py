@@ -130,12 +130,14 @@ class ViT(nn.Module):
         dim = config.embed_dim
         self.patch_embed = PatchEmbed(config.patch_hw, config.in_channels, dim, bias=config.patch_bias)
         self.patch_norm = build_norm(config.norm, dim, config.norm_eps) if config.patch_norm else nn.Identity()
-        self.prefix = nn.Parameter(torch.empty(config.num_prefix, dim).normal_(std=1e-6)) if config.num_prefix else None
+        clip_std = dim**-0.5 if config.init == "clip" else None
+        self.prefix: nn.Parameter | None = None
+        if config.num_prefix:
+            self.prefix = nn.Parameter(torch.empty(config.num_prefix, dim).normal_(std=clip_std or 1e-6))
         self.position: nn.Parameter | None = None
         if config.position == "learned":
             rows = config.grid[0] * config.grid[1] + (config.num_prefix if config.prefix_position else 0)
-            std = dim**-0.5 if config.init == "clip" else 0.02
-            self.position = nn.Parameter(torch.empty(rows, dim).normal_(std=std))
+            self.position = nn.Parameter(torch.empty(rows, dim).normal_(std=clip_std or 0.02))
         self.pre_norm = build_norm(config.norm, dim, config.norm_eps) if config.pre_norm else nn.Identity()
         self.encoder = Stack(config)
         self.pool_norm: nn.Module = nn.Identity()

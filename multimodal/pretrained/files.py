@@ -32,12 +32,18 @@ def read_torch(path: Path) -> Any:
     try:
         with warnings.catch_warnings():  # about pickles that torch.save does not write, which then are refused
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
+            warnings.filterwarnings("ignore", message=".*TorchScript archive")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
         found = f"wants to run code ({wanted.group(1)})" if wanted else "holds more than tensors and plain data"
         raise ValueError(f"{path}: refused, because it {found}; expected tensors and plain data alone") from error
     except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        if "TorchScript" in str(error):
+            raise ValueError(
+                f"{path}: refused, because it is a TorchScript archive, which holds code; expected the state_dict of "
+                "its model, written by torch.save"
+            ) from error
         raise _damaged(path, one_line(error)) from error
 
 

@@ -1,6 +1,7 @@
 """What folders of Hugging Face have in common, whichever model they hold: labels, activations, pixel values."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,32 @@ def write_pixels(preprocess: Mapping[str, Any]) -> dict[str, Any]:
         "do_normalize": True,
         "image_mean": preprocess["mean"],
         "image_std": preprocess["std"],
+    }
+
+
+def read_crop(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a preprocessor_config.json says of the size to which an image is brought."""
+    cropped = config.get("do_center_crop", False)
+    return {
+        "crop_pct": _edge(config["crop_size"]) / _edge(config["size"]) if cropped else 1.0,
+        "crop_mode": "center" if cropped else "squash",
+    }
+
+
+def _edge(size: int | Mapping[str, int]) -> int:
+    return size if isinstance(size, int) else min(size.values())
+
+
+def write_crop(preprocess: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The reverse of `read_crop`; it says nothing of a crop where there is none."""
+    size, crop_pct, squash = preprocess["size"], preprocess["crop_pct"], preprocess["crop_mode"] == "squash"
+    if not squash and size[0] != size[1]:
+        raise ValueError(f"{where}: crop_mode 'center' at size {size}, expected a square or 'squash'")
+    height, width = (math.floor(side / crop_pct) for side in size)
+    crop = {"do_center_crop": True, "crop_size": {"height": size[0], "width": size[1]}}
+    return {
+        "size": {"height": height, "width": width} if squash else {"shortest_edge": height},
+        **({} if squash and crop_pct == 1 else crop),
     }
 
 

@@ -4,7 +4,6 @@ Those differ from the names in memory since transformers 5, and transformers tra
 memory is therefore saved and read back. Reading and writing folders needs no transformers.
 """
 
-import math
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -18,9 +17,11 @@ from multimodal.pretrained.files import one_line, read_folder_weights, read_json
 from multimodal.pretrained.hf import (
     named,
     read_activation,
+    read_crop,
     read_labels,
     read_pixels,
     write_activation,
+    write_crop,
     write_json,
     write_labels,
     write_pixels,
@@ -158,17 +159,8 @@ def _preprocess(folder: Path, config: ViTConfig) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     hf = read_json(path)
-    cropped, half = hf.get("do_center_crop", False), [0.5] * config.in_channels
-    return {
-        "size": list(config.image_hw),
-        **read_pixels(hf, path, half, half),
-        "crop_pct": _edge(hf["crop_size"]) / _edge(hf["size"]) if cropped else 1.0,
-        "crop_mode": "center" if cropped else "squash",
-    }
-
-
-def _edge(size: int | Mapping[str, int]) -> int:
-    return size if isinstance(size, int) else min(size.values())
+    half = [0.5] * config.in_channels
+    return {"size": list(config.image_hw), **read_pixels(hf, path, half, half), **read_crop(hf)}
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -204,15 +196,10 @@ def to_hf(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _preprocessor(preprocess: Mapping[str, Any]) -> dict[str, Any]:
     """A preprocess record in HF's words. ViT's own processor only squashes; CLIP's is the one that crops as well."""
-    size, crop_pct, squash = preprocess["size"], preprocess["crop_pct"], preprocess["crop_mode"] == "squash"
-    if not squash and size[0] != size[1]:
-        raise ValueError(f"export to HF ViT: crop_mode 'center' at size {size}, expected a square or 'squash'")
-    height, width = (math.floor(side / crop_pct) for side in size)
-    crop = {"do_center_crop": True, "crop_size": {"height": size[0], "width": size[1]}}
+    plain = preprocess["crop_mode"] == "squash" and preprocess["crop_pct"] == 1
     return {
-        "image_processor_type": "ViTImageProcessor" if squash and crop_pct == 1 else "CLIPImageProcessor",
-        "size": {"height": height, "width": width} if squash else {"shortest_edge": height},
-        **({} if squash and crop_pct == 1 else crop),
+        "image_processor_type": "ViTImageProcessor" if plain else "CLIPImageProcessor",
+        **write_crop(preprocess, "export to HF ViT"),
         "do_convert_rgb": len(preprocess["mean"]) == 3,
         **write_pixels(preprocess),
     }

@@ -30,8 +30,10 @@ class Source:
     """Top package of modules in memory; None = it serves files alone."""
     model_type: str | None = None
     """`model_type` in a Hugging Face config.json, and in the config of a transformers module."""
+    folder_file: str = "config.json"
+    """The JSON file that describes a folder of this source."""
     folder_key: str | None = None
-    """A key that only this source's config.json has."""
+    """A key that only this source's description has."""
     prefix: str | None = None
     """`PREFIX:NAME` is a published name."""
     file_key: tuple[str, ...] = ()
@@ -47,24 +49,36 @@ class Source:
         return type(module).__module__.split(".")[0] == self.library and kind == self.model_type
 
     def takes_folder(self, config: Mapping[str, Any]) -> bool:
-        """Whether a folder with this config.json is of this source."""
+        """Whether a folder with this description is of this source."""
         if self.folder_key is not None:
             return self.folder_key in config
         return self.model_type is not None and config.get("model_type") == self.model_type
 
 
 SOURCES = (
+    # Its hub's folders describe themselves to other libraries as well, as half of what they are.
+    Source(
+        "open_clip",
+        "open_clip",
+        folder_file="open_clip_config.json",
+        folder_key="model_cfg",
+        prefix="open_clip",
+        file_key=("visual.", "module.visual."),
+    ),
     Source("timm_vit", "timm", folder_key="architecture", prefix="timm", file_key=("blocks.0.",)),
     Source("hf_vit", "transformers", model_type="vit"),
+    Source("hf_clip", "transformers", model_type="clip"),
     Source("hf_detr", "transformers", model_type="detr"),
     Source("fb_detr", file_key=("transformer.encoder.layers.", "detr.transformer.")),
     Source("published_dt", "transformers", model_type="decision_transformer", file_key=("embed_timestep.",)),
 )
 """Asked in this order."""
+DESCRIPTIONS = tuple(dict.fromkeys(source.folder_file for source in SOURCES))
+"""The JSON files by one of which a folder says what it is."""
 
 FORMATS = (
-    "a run folder, a .ckpt or .safetensors file, a Hugging Face or timm folder, a .pth file of timm, "
-    "facebookresearch/detr or kzl/decision-transformer, or "
+    "a run folder, a .ckpt or .safetensors file, a Hugging Face, timm or open_clip folder, a .pth file of timm, "
+    "open_clip, OpenAI's CLIP, facebookresearch/detr or kzl/decision-transformer, or "
     + ", ".join(f"{source.prefix}:NAME" for source in SOURCES if source.prefix)
 )
 """What a path or name may be, for help and errors."""
@@ -74,9 +88,10 @@ def read(source: AnySource, *, task: str | None = None) -> Checkpoint:
     """Weights under this suite's names, with config, preprocessing and labels; no model is built.
 
     Args:
-        source: a run folder, a `.ckpt` or `.safetensors` file of this suite, a folder of Hugging Face or timm, a bare
-            file of timm weights named after its model or of facebookresearch/detr, `timm:NAME[.TAG]`, or a module of
-            timm or transformers.
+        source: a run folder, a `.ckpt` or `.safetensors` file of this suite, a folder of Hugging Face, timm or
+            open_clip, a bare file of timm weights named after its model, of open_clip, OpenAI's CLIP or
+            facebookresearch/detr, `timm:NAME[.TAG]`, `open_clip:NAME/TAG`, or a module of timm, open_clip or
+            transformers.
         task: refuse what belongs to another task.
 
     Raises:
@@ -132,8 +147,10 @@ def _read_module(module: nn.Module) -> Checkpoint:
         if source.takes_module(module):
             checkpoint: Checkpoint = source.reader("read_module")(module)
             return checkpoint
-    expected = "a module of timm, or a ViT, DETR or Decision Transformer of transformers"
-    raise ValueError(f"{_name(module)}: no known source, expected {expected}")
+    raise ValueError(
+        f"{_name(module)}: no known source, expected a module of timm or open_clip, or a ViT, CLIP, DETR or Decision "
+        "Transformer of transformers"
+    )
 
 
 def _read_text(text: str) -> Checkpoint:
@@ -155,15 +172,17 @@ def _read_text(text: str) -> Checkpoint:
 def _read_folder(folder: Path) -> Checkpoint:
     if (folder / "checkpoints").is_dir():
         return read_run(folder)
-    if not (folder / "config.json").is_file():
+    described = {name: read_json(folder / name) for name in DESCRIPTIONS if (folder / name).is_file()}
+    if not described:
         raise ValueError(f"{folder}: neither checkpoints/ nor config.json in it, expected {FORMATS}")
-    config = read_json(folder / "config.json")
     for source in SOURCES:
-        if source.takes_folder(config):
+        if source.folder_file in described and source.takes_folder(described[source.folder_file]):
             checkpoint: Checkpoint = source.reader("read_folder")(folder)
             return checkpoint
-    known = ", ".join(source.model_type or f"any with {source.folder_key!r}" for source in SOURCES if source.library)
-    raise ValueError(f"{folder}: config.json has model_type {config.get('model_type')!r}, expected {known}")
+    (name, config), *_ = described.items()
+    served = [source for source in SOURCES if source.library and source.folder_file == name]
+    known = ", ".join(source.model_type or f"any with {source.folder_key!r}" for source in served)
+    raise ValueError(f"{folder}: {name} has model_type {config.get('model_type')!r}, expected {known}")
 
 
 def _read_file(path: Path) -> Checkpoint:

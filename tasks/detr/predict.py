@@ -18,14 +18,14 @@ from multimodal.pretrained.files import read_json, write_whole
 from tasks.detr.draw import Detection, Pictures, draw
 from tasks.detr.postprocess import Detections, detections
 from tasks.errors import UsageError, one_line
-from tasks.predict import add_image_arguments, device_of, image_paths, predict_images
+from tasks.predict import add_image_arguments, check_output, device_of, image_paths, predict_images, share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the verb."""
     add_image_arguments(parser, batch_size=8)
     parser.add_argument(
-        "--threshold", type=_share, default=0.5, metavar="SCORE", help="least score of what is shown (default: 0.5)"
+        "--threshold", type=share, default=0.5, metavar="SCORE", help="least score of what is shown (default: 0.5)"
     )
     parser.add_argument("--draw", metavar="FOLDER", help="draw what is found and write the pictures, as PNG, there")
     parser.add_argument("--json", metavar="FILE", help="write what is found as COCO's results")
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         finder = Finder.load(args.checkpoint, args.threshold, device_of(args.device))
         ids = image_ids(paths, args.annotations)
-        _check_json(args.json, [*paths, *([args.annotations] if args.annotations else [])])
+        check_output("--json", args.json, [*paths, *([args.annotations] if args.annotations else [])])
         pictures = Pictures(args.draw, paths) if args.draw is not None else None
     except (ValueError, OSError) as error:
         raise UsageError(one_line(error)) from error
@@ -173,18 +173,6 @@ def _file_names(annotations: str) -> dict[str, int]:
     return known
 
 
-def _check_json(place: str | None, inputs: Sequence[str]) -> None:
-    """Told before anything is predicted."""
-    if place is None:
-        return
-    if not Path(place).parent.is_dir():
-        raise ValueError(f"--json {place}: no such folder, expected a file in one that there is")
-    if Path(place).is_dir():
-        raise ValueError(f"--json {place}: a folder, expected a file")
-    if any(Path(path).resolve() == Path(place).resolve() for path in inputs):
-        raise ValueError(f"--json {place}: is read by this command, expected another file")
-
-
 def _shown(path: str, found: Sequence[Detection], threshold: float) -> str:
     if not found:
         return f"{path}\n  nothing with a score of at least {threshold:g}"
@@ -194,13 +182,3 @@ def _shown(path: str, found: Sequence[Detection], threshold: float) -> str:
         for one in found
     ]
     return "\n".join([path, *rows])
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return value

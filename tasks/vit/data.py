@@ -18,10 +18,10 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from multimodal.data import Augmentation, ImagePreprocess, eval_transform, load_image, seeded, train_transform
+from multimodal.data.folder import class_names, scan
 from multimodal.data.image import CropMode, Interpolation, Transform
 from tasks.data import Key, TaskData
 from tasks.vit.cifar import cifar
-from tasks.vit.folder import class_names, scan
 
 Samples = Sequence[tuple[str | Image.Image, str]]
 """Image, as a file or decoded, and the name of its class."""

@@ -36,6 +36,15 @@ class Result(NamedTuple):
 Run = Callable[..., Result]
 
 PLAIN = {
+    "clip": [
+        *QUIET,
+        *("--model.embed_dim", "16", "--model.vision.image_size", "32"),
+        *(flag for part in ("vision", "text") for flag in (f"--model.{part}.depth", "1")),
+        *(flag for part in ("vision", "text") for flag in (f"--model.{part}.embed_dim", "16")),
+        *(flag for part in ("vision", "text") for flag in (f"--model.{part}.num_heads", "2")),
+        *("--data.num_scenes", "48", "--data.batch_size", "8"),
+        *("--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "2", "--trainer.log_every_n_steps", "2"),
+    ],
     "vit": SMALL,
     "detr": [
         *QUIET,
@@ -54,12 +63,17 @@ PLAIN = {
 }
 """For each task of the registry, flags of a run on its embedded data that takes a second: 6 steps an epoch."""
 DROPOUT = {
+    "clip": ["--model.text.dropout", "0.5"],
     "vit": ["--model.dropout", "0.5"],
     "detr": ["--model.encoder.dropout", "0.5"],
     "dt": ["--model.dropout", "0.5"],
 }
 """Flags that have a model leave out units at random."""
 TINY = {
+    "clip": [
+        *PLAIN["clip"],
+        *("--model.vision.drop_path", "[0.1]", "--model.text.dropout", "0.1", "--model.micro_batch", "3"),
+    ],
     "vit": [
         *PLAIN["vit"],
         *("--model.mixup", "0.8", "--model.cutmix", "1.0", "--data.repeated_augmentation", "2"),

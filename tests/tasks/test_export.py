@@ -15,16 +15,32 @@ import torch
 from torch import Tensor, nn
 
 from multimodal import pretrained
-from multimodal.data import DetectionPreprocess, ImagePreprocess
+from multimodal.data import CLIPTokenizer, DetectionPreprocess, ImagePreprocess
 from multimodal.models import model_classes
 from multimodal.models.detr import LAYERS
 from multimodal.pretrained import Checkpoint, build_config
 from tasks import export, formats, registry
+from tasks.clip.data import CLIP_MEAN, CLIP_STD
 from tasks.dt.preprocess import TrajectoryPreprocess
 from tasks.registry import Format, Task
 from tests.tasks.commands import Run
 
 TINY: dict[str, dict[str, Any]] = {
+    "clip": {
+        "embed_dim": 8,
+        "vision": {
+            "image_size": 16,
+            "patch_size": 4,
+            "embed_dim": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "num_classes": 0,
+            "patch_bias": False,
+            "pre_norm": True,
+            "norm_eps": 1e-5,
+        },
+        "text": {"embed_dim": 32, "depth": 2, "num_heads": 2},
+    },
     "detr": {
         "num_classes": 5,
         "num_queries": 4,
@@ -44,6 +60,7 @@ CHANGES: dict[tuple[str, str], dict[str, Any]] = {
 TASKS = registry.discover()[0]
 EVERY = [pytest.param(task, form, id=f"{task.name}-{form.name}") for task in TASKS.values() for form in task.formats]
 PREPROCESS: dict[str, dict[str, Any]] = {
+    "clip": ImagePreprocess(size=(16, 16), mean=CLIP_MEAN, std=CLIP_STD).to_dict(),
     "detr": DetectionPreprocess().to_dict(),
     "dt": TrajectoryPreprocess(
         state_mean=(0.0, 1.0, 2.0),
@@ -63,7 +80,8 @@ def tiny(task: str = "vit", **changes: Any) -> Checkpoint:
     """A random model as a checkpoint."""
     torch.manual_seed(0)
     model = model_classes(task)[0](build_config(task, TINY[task] | changes))
-    return Checkpoint.of(task, model, preprocess=PREPROCESS[task], labels=LABELS)
+    tokenizer = CLIPTokenizer().to_dict() if task == "clip" else None
+    return Checkpoint.of(task, model, preprocess=PREPROCESS[task], labels=LABELS, tokenizer=tokenizer)
 
 
 def form_of(name: str) -> Format:
@@ -107,7 +125,8 @@ def test_an_example_feeds_the_model_and_leaves_the_generator_alone(task: Task) -
     assert torch.equal(before, torch.get_rng_state())
     outputs = formats.as_function(formats.build_model(checkpoint, "test"))(*example.inputs.values())
     assert len(outputs) == len(example.outputs)
-    assert all(len(tensor) == 3 for tensor in (*outputs, *example.inputs.values()))
+    assert all(tensor.dim() == 0 or len(tensor) == 3 for tensor in outputs)
+    assert all(len(tensor) == 3 for tensor in example.inputs.values())
     again = formats.example_of(checkpoint, 3)
     assert all(torch.equal(again.inputs[name], value) for name, value in example.inputs.items())
 

@@ -46,17 +46,30 @@ def episodes(tmp_path: Path) -> Path:
     return tmp_path / "rl"
 
 
+@pytest.fixture
+def captioned(tmp_path: Path) -> Path:
+    """A table of captions beside images, enough of them for a tenth to be held out."""
+    folder = tmp_path / "captioned"
+    folder.mkdir()
+    rows = ["file\tcaption"]
+    for number in range(40):
+        Image.fromarray(np.full((9, 9, 3), number, np.uint8)).save(folder / f"{number}.png")
+        rows.append(f"{number}.png\tthing number {number}")
+    (folder / "captions.tsv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
 def test_there_are_recipes() -> None:
-    assert {path.stem for path in NEEDS_ROOT} >= {"vit_cifar10", "vit_clothing", "vit_imagenet"}
+    assert {path.stem for path in NEEDS_ROOT} >= {"clip_emoji", "vit_cifar10", "vit_clothing", "vit_imagenet"}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_trains(
-    recipe: Path, photos: Path, cifar: Path, boxes: Path, episodes: Path, tmp_path: Path, run: Run
-) -> None:
+def test_a_recipe_trains(recipe: Path, tmp_path: Path, run: Run, request: pytest.FixtureRequest) -> None:
     values = yaml.safe_load(recipe.read_text())
-    root = {"folder": photos, "coco": boxes, "d4rl": episodes}.get(values.get("data", {}).get("dataset"), cifar)
-    flags = ["--data.root", root] if recipe in NEEDS_ROOT else []
+    flags = []
+    if recipe in NEEDS_ROOT:
+        fixtures = {"folder": "photos", "coco": "boxes", "captions": "captioned", "d4rl": "episodes"}
+        flags += ["--data.root", request.getfixturevalue(fixtures.get(values["data"]["dataset"], "cifar"))]
     if "backbone_weights" in values["model"]:  # which are downloaded
         flags += ["--model.backbone_weights", "null"]
     task = recipe.stem.split("_")[0]

@@ -86,15 +86,15 @@ class Recorder(Callback):
 def joined(batches: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Batches as one: those that are padded to a size of their own get that of the largest."""
 
-    def padded(part: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    def padded(name: str, part: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         missing = [(0, size - had) for size, had in zip(sizes, part.shape[1:], strict=True)]
-        return pad(part, list(chain(*reversed(missing))), value=-1 if part.dtype == torch.int64 else 0)  # -1 = no class
+        return pad(part, list(chain(*reversed(missing))), value=-1 if name == "labels" else 0)  # -1 = no class
 
     whole = {}
     for name in batches[0]:
         parts = [batch[name] for batch in batches]
         sizes = [max(sides) for sides in zip(*(part.shape[1:] for part in parts), strict=True)]
-        whole[name] = torch.cat([padded(part, sizes) for part in parts])
+        whole[name] = torch.cat([padded(name, part, sizes) for part in parts])
     return whole
 
 

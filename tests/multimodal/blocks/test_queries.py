@@ -80,7 +80,7 @@ def test_modulation_is_the_logarithm_of_a_gaussian() -> None:
     places = token_places(torch.ones(2, 4, 5, dtype=torch.bool))
     bias = modulation(x, boxes, places)
     assert bias.shape == (2, HEADS, 3, 20)
-    shape = modulation.to_shape(x).double().view(2, 3, HEADS, 4)
+    shape = 2 * torch.tanh(modulation.to_shape(x).double().view(2, 3, HEADS, 4) / 2)
     box, place = boxes.double(), places.double()
     expected = torch.zeros(2, HEADS, 3, 20, dtype=torch.float64)
     for axis in range(2):
@@ -114,6 +114,20 @@ def test_modulation_stays_exact_under_autocast() -> None:
     assert narrow.dtype == x.dtype
     assert torch.isfinite(narrow).all()
     assert (narrow - plain).abs().max() <= 0.05 * plain.abs().max()
+
+
+def test_modulation_cannot_narrow_without_end() -> None:
+    """At a high learning rate its weights grow; an unbounded width then gives gradients that are not finite."""
+    modulation = GaussianModulation(DIM, HEADS)
+    with torch.no_grad():
+        modulation.to_shape.weight.normal_(std=100.0)
+    x = torch.randn(1, 3, DIM, requires_grad=True)
+    places = token_places(torch.ones(1, 6, 6, dtype=torch.bool))
+    bias = modulation(x, torch.rand(1, 3, 4), places)
+    (grad,) = torch.autograd.grad(bias.softmax(-1).square().sum(), x)
+    assert grad.isfinite().all()
+    deviation = modulation.LEAST * math.exp(-modulation.MOST)
+    assert bias.abs().max() <= (1 + modulation.MOST) ** 2 / deviation**2
 
 
 def test_the_best_tokens_are_proposed_in_order() -> None:

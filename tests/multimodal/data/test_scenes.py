@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from multimodal.data.scenes import COLORS, SHAPES, Scene, _cover, draw_scene
+from multimodal.data.scenes import COLORS, PAIRS, SHAPES, Scene, _cover, describe, draw_scene
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +150,11 @@ def test_the_number_of_objects_can_be_chosen() -> None:
 def test_other_numbers_are_refused(objects: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="expected least and greatest number, from 0 to 8"):
         draw_scene(0, 0, objects=objects)
+
+
+def test_what_objects_may_be_can_be_chosen() -> None:
+    pairs = [("red", "star"), ("blue", "ring")]
+    found = [draw_scene(3, index, pairs=pairs) for index in range(20)]
+    assert {pair for scene in found for pair in zip(scene.colors, scene.shapes, strict=True)} == set(pairs)
+    assert draw_scene(3, 4, pairs=PAIRS) == draw_scene(3, 4)
+    assert describe([("orange", "cross"), ("red", "ring"), ("red", "ring")]) == "an orange cross and two red rings"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from multimodal.data import list_images, natural_key
+from multimodal.data.image import list_images, natural_key
 
 SPLITS = ("train", "val", "test")
 
