@@ -24,4 +24,4 @@ def example(config: DecisionTransformerConfig, batch_size: int) -> Example:
     }
     if config.returns:
         inputs["return"] = torch.rand(shape)
-    return Example(inputs, ("action",), {name: {1: ("steps", 1)} for name in inputs})
+    return Example(inputs, ("predicted_action",), {name: {1: ("steps", 1)} for name in inputs})

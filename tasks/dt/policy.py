@@ -67,7 +67,7 @@ class Policy:
             raise ValueError(f"target_return: {found} target is given, expected {expected}")
         self._target = None if target_return is None else np.asarray(target_return, dtype=np.float64)
         if self._target is not None and not np.isfinite(self._target).all():
-            raise ValueError(f"target_return is {target_return}, expected finite numbers")
+            raise ValueError(f"target_return is {self._target.tolist()}, expected finite numbers")
         self.step = 0
         self._window = self._last = None
         config = self.model.config

@@ -58,6 +58,7 @@ PLAIN = {
     "dt": [
         *SMALL,
         *("--data.num_episodes", "7", "--model.context_length", "4", "--model.episodes", "2"),
+        *("--trainer.val_check_interval", "1.0"),
         *("--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "2"),
     ],
 }
