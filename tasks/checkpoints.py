@@ -257,7 +257,7 @@ class WholeFitLoop(_FitLoop):
     @property
     def _is_validation_left(self) -> bool:
         current = self.epoch_loop.val_loop.batch_progress.current
-        begun = self.restarting and current.processed < current.ready
+        begun = self.restarting and current.completed < current.ready
         return begun and self.epoch_loop._should_check_val_fx(self._data_fetcher)  # type: ignore[arg-type]
 
 
