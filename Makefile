@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-EXTRAS := dev,peers,export,detection
+EXTRAS := dev,peers,export,detection,audio,rl
 # Two workers with one torch thread each (tests/conftest.py) use two cores better than one worker with two threads.
 WORKERS ?= 2
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
+import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
@@ -303,6 +304,15 @@ class TaskModule(LightningModule):
         if self.hparams["ema_decay"] is None and "current_model_state" in checkpoint:
             rank_zero_info("model.ema_decay is null: the run goes on from the raw weights, its averages end here.")
             checkpoint["state_dict"] = checkpoint["current_model_state"]
+
+
+def mean_over_processes(value: Tensor) -> Tensor:
+    """The mean of a value over all processes."""
+    if not dist.is_initialized():
+        return value
+    value = value.clone()
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
 
 
 def _sums(metrics: MetricCollection) -> dict[str, dict[str, Any]]:

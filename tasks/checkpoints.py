@@ -13,6 +13,7 @@ import torch
 from lightning_fabric.utilities.types import _PATH
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_warn
@@ -216,9 +217,8 @@ def settle(progress: dict[str, Any], trainer: Trainer) -> None:
     if (ended_batch and due) or (trainer.validating and not _is_over(validation)):
         for part in ("total", "current"):
             validation[part] = {"ready": 1, "started": 1, "processed": 0, "completed": 0}  # begun, so to be done again
-    if done % trainer.accumulate_grad_batches == 0 or batches["is_last_batch"]:
-        # Resumed behind a batch at which validation is due, Lightning counts that batch's step for its loggers.
-        progress["epoch_loop.state_dict"]["_batches_that_stepped"] += -int(due) if counted else int(not due)
+    if not counted and (done % trainer.accumulate_grad_batches == 0 or batches["is_last_batch"]):
+        progress["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
 
 
 def go_on(trainer: Trainer) -> None:
@@ -229,8 +229,36 @@ def go_on(trainer: Trainer) -> None:
         fit._combined_loader._load_state_dicts(fit._combined_loader_states_to_load)
         fit._combined_loader_states_to_load = []
     # With max_steps it takes the end of an epoch for the middle of one.
-    if fit.epoch_loop.batch_progress.current.ready == 0:
-        fit.epoch_loop.restarting = False
+    loop = fit.epoch_loop
+    if loop.batch_progress.current.ready == 0:
+        loop.restarting = False
+    # Behind a batch at which validation is due it counts that batch's step for its loggers once more.
+    if loop.restarting and not loop._should_accumulate() and loop._should_check_val_fx(fit._data_fetcher):  # type: ignore[arg-type]
+        loop._batches_that_stepped -= 1
+
+
+class WholeFitLoop(_FitLoop):
+    """Lightning's loop, but a run that was stopped in the validation behind its last step ends that first.
+
+    With max_steps Lightning takes such a run for one that is done.
+    """
+
+    @classmethod
+    def install(cls, trainer: Trainer) -> None:
+        """In place of the loop that the trainer has, before it has run."""
+        before = trainer.fit_loop
+        trainer.fit_loop = cls(trainer, before.min_epochs, before.max_epochs)
+        trainer.fit_loop.epoch_loop = before.epoch_loop
+
+    @property
+    def done(self) -> bool:
+        return not self._is_validation_left and super().done
+
+    @property
+    def _is_validation_left(self) -> bool:
+        current = self.epoch_loop.val_loop.batch_progress.current
+        begun = self.restarting and current.completed < current.ready
+        return begun and self.epoch_loop._should_check_val_fx(self._data_fetcher)  # type: ignore[arg-type]
 
 
 def _place(trainer: Trainer) -> tuple[int, int, bool]:

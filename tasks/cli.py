@@ -8,6 +8,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -121,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         known = {flag for action in self._actions for flag in action.option_strings}
         for argument in itertools.takewhile(lambda argument: argument != "--", args):
             flag = argument.split("=")[0]
-            if flag.startswith("-") and len(flag) > 1 and flag not in known:
+            if re.match(r"-[^\d.]", flag) and flag not in known:  # others are negative numbers
                 raise UsageError(f"unknown flag {flag}: {did_you_mean(flag, known)}")
         return super().parse_intermixed_args(args)
 

@@ -27,7 +27,7 @@ from multimodal.pretrained import build_config, load_weights
 from multimodal.pretrained.checkpoint import best_checkpoint
 from multimodal.pretrained.files import read_torch
 from multimodal.pretrained.record import structure
-from tasks.checkpoints import BestCheckpoint, LastCheckpoint
+from tasks.checkpoints import BestCheckpoint, LastCheckpoint, WholeFitLoop
 from tasks.console import quiet_lightning, table
 from tasks.curves import draw_curves
 from tasks.errors import UsageError, one_line
@@ -227,12 +227,14 @@ class TaskCLI(LightningCLI):
         kwargs["callbacks"] = [*callbacks, self.begin_run, self.last_checkpoint]
         kwargs["logger"] = loggers(folder, options["logger"])
         try:
-            return super().instantiate_trainer(default_root_dir=folder, **kwargs)
+            trainer = super().instantiate_trainer(default_root_dir=folder, **kwargs)
         except BaseException:
             with suppress(OSError):  # a folder that is not empty stays
                 (folder / LOCK).unlink()
                 folder.rmdir()
             raise
+        WholeFitLoop.install(trainer)
+        return trainer
 
     def _own_folder(self, root: Path) -> Path:
         """The run's folder: that of the run to go on with, else a new one."""

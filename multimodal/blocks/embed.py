@@ -1,6 +1,6 @@
 """From raw input to tokens.
 
-B batch, C channels, N tokens, D embed_dim, (h, w) grid of patches, (p, q) patch size, T frames of a spectrogram
+B batch, C channels, N tokens, D embed_dim, (h, w) grid of patches, (p, q) patch size, T steps or frames
 """
 
 import torch.nn.functional as F
@@ -55,3 +55,32 @@ class AudioStem(nn.Module):
     def forward(self, mel: Tensor) -> Tensor:
         """[B, C, T] -> [B, ceil(T / 2), D]."""
         return F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2)
+
+
+class ImageEmbed(nn.Module):
+    """A whole image as one token, as the Decision Transformer embeds what it sees of Atari.
+
+    The convolutions are those of "Human-level control through deep reinforcement learning" (Mnih et al. 2015).
+
+    Args:
+        image_size: (height, width) in pixels, at least 36.
+        in_channels: channels of the image.
+        embed_dim: width of the token.
+    """
+
+    def __init__(self, image_size: tuple[int, int], in_channels: int, embed_dim: int) -> None:
+        super().__init__()
+        if min(image_size) < 36:
+            raise ValueError(f"an image of {image_size[0]} x {image_size[1]} pixels, expected at least 36 x 36")
+        self.convolutions = nn.Sequential(
+            *(nn.Conv2d(in_channels, 32, 8, stride=4), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
+            *(nn.Conv2d(64, 64, 3), nn.ReLU()),
+        )
+        sides = [((side - 4) // 4 - 2) // 2 - 2 for side in image_size]
+        self.proj = nn.Linear(64 * sides[0] * sides[1], embed_dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, T, C, H, W] -> [B, T, D], between -1 and 1."""
+        features = self.convolutions(images.flatten(0, 1)).flatten(1)
+        return self.proj(features).tanh().unflatten(0, images.shape[:2])

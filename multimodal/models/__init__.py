@@ -7,6 +7,7 @@ from torch import nn
 MODELS = {
     "clip": ("multimodal.models.clip", "CLIP", "CLIPConfig"),
     "detr": ("multimodal.models.detr", "DETR", "DETRConfig"),
+    "dt": ("multimodal.models.decision_transformer", "DecisionTransformer", "DecisionTransformerConfig"),
     "vit": ("multimodal.models.vit", "ViT", "ViTConfig"),
     "whisper": ("multimodal.models.whisper", "Whisper", "WhisperConfig"),
 }

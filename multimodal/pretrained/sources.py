@@ -75,6 +75,7 @@ SOURCES = (
     Source("fb_detr", file_key=("transformer.encoder.layers.", "detr.transformer.")),
     Source("hf_whisper", "transformers", model_type="whisper"),
     Source("openai_whisper", "whisper", prefix="openai", wrapped=("dims", "model_state_dict")),
+    Source("published_dt", "transformers", model_type="decision_transformer", file_key=("embed_timestep.",)),
 )
 """Asked in this order."""
 DESCRIPTIONS = tuple(dict.fromkeys(source.folder_file for source in SOURCES))
@@ -82,7 +83,7 @@ DESCRIPTIONS = tuple(dict.fromkeys(source.folder_file for source in SOURCES))
 
 FORMATS = (
     "a run folder, a .ckpt or .safetensors file, a Hugging Face, timm or open_clip folder, a .pth file of timm, "
-    "open_clip, OpenAI's CLIP or facebookresearch/detr, a .pt file of openai-whisper, or "
+    "open_clip, OpenAI's CLIP, facebookresearch/detr or kzl/decision-transformer, a .pt file of openai-whisper, or "
     + ", ".join(f"{source.prefix}:NAME" for source in SOURCES if source.prefix)
 )
 """What a path or name may be, for help and errors."""
@@ -153,7 +154,7 @@ def _read_module(module: nn.Module) -> Checkpoint:
             return checkpoint
     raise ValueError(
         f"{_name(module)}: no known source, expected a module of timm, open_clip or openai-whisper, or a ViT, CLIP, "
-        "DETR or Whisper of transformers"
+        "DETR, Whisper or Decision Transformer of transformers"
     )
 
 

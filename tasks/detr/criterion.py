@@ -6,7 +6,6 @@ L decoder layers, B batch, Q queries, M objects, P pairs, C outputs of the class
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -73,7 +72,8 @@ class SetCriterion:
             real: bool [B, Q], False = a query that is none, as in denoising; None = all are.
             repeats: how many queries of a layer answer for each object, as in denoising.
             over_processes: the mean of a value over the processes that average their gradients, by whose counts the
-                losses are divided: `mean_over_processes` in training, nothing where one process measures alone.
+                losses are divided: `tasks.base.mean_over_processes` in training, nothing where one process measures
+                alone.
         """
         logits, boxes = output.logits.float(), output.boxes.float()
         layers = len(logits)
@@ -132,15 +132,6 @@ def _in_crowd(boxes: Tensor, targets: Targets) -> Tensor:
     inner = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0).prod(-1)
     area = (a[..., 2:] - a[..., :2]).prod(-1)
     return ((inner > 0) & (inner >= 0.5 * area) & targets.crowd[None, :, None]).any(-1)
-
-
-def mean_over_processes(value: Tensor) -> Tensor:
-    """The mean of a value over all processes."""
-    if not dist.is_initialized():
-        return value
-    value = value.clone()
-    dist.all_reduce(value)
-    return value / dist.get_world_size()
 
 
 @torch.no_grad()

@@ -10,9 +10,9 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from multimodal.models.detr import DETR, DETRConfig, DETRLayers, DETROutput
 from multimodal.pretrained import Checkpoint, load_weights
 from multimodal.pretrained.backbone import load_backbone
-from tasks.base import Batch, TaskModule
+from tasks.base import Batch, TaskModule, mean_over_processes
 from tasks.detr.classes import map_classes, matching
-from tasks.detr.criterion import SetCriterion, cardinality_error, class_error, mean_over_processes
+from tasks.detr.criterion import SetCriterion, cardinality_error, class_error
 from tasks.detr.denoising import add_noise, denoising_pairs
 from tasks.detr.matcher import HungarianMatcher, Pairs, Targets, nearest_tokens, xyxy
 from tasks.detr.metrics import CocoAP

@@ -55,12 +55,19 @@ PLAIN = {
         *("--data.shortest_edge", "32", "--data.longest_edge", "32", "--data.batch_size", "8"),
         *("--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "2", "--trainer.log_every_n_steps", "2"),
     ],
+    "dt": [
+        *SMALL,
+        *("--data.num_episodes", "7", "--model.context_length", "4", "--model.episodes", "2"),
+        *("--trainer.val_check_interval", "1.0"),
+        *("--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "2"),
+    ],
 }
 """For each task of the registry, flags of a run on its embedded data that takes a second: 6 steps an epoch."""
 DROPOUT = {
     "clip": ["--model.text.dropout", "0.5"],
     "vit": ["--model.dropout", "0.5"],
     "detr": ["--model.encoder.dropout", "0.5"],
+    "dt": ["--model.dropout", "0.5"],
 }
 """Flags that have a model leave out units at random."""
 TINY = {
@@ -74,5 +81,6 @@ TINY = {
         *("--model.drop_path", "0.1"),
     ],
     "detr": [*PLAIN["detr"], "--model.denoising", "10", "--model.encoder.drop_path", "0.1"],
+    "dt": [*PLAIN["dt"], "--model.drop_path", "0.1"],
 }
 """The same, with random numbers in the data, the loss and the model."""

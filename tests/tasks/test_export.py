@@ -21,6 +21,7 @@ from multimodal.models.detr import LAYERS
 from multimodal.pretrained import Checkpoint, build_config
 from tasks import export, formats, registry
 from tasks.clip.data import CLIP_MEAN, CLIP_STD
+from tasks.dt.preprocess import TrajectoryPreprocess
 from tasks.registry import Format, Task
 from tests.tasks.commands import Run
 
@@ -47,6 +48,7 @@ TINY: dict[str, dict[str, Any]] = {
         "encoder": {**LAYERS, "embed_dim": 32, "depth": 1, "mlp_ratio": 2, "final_norm": False},
         "decoder": {**LAYERS, "embed_dim": 32, "depth": 1, "mlp_ratio": 2},
     },
+    "dt": {"state_shape": [3], "action_dim": 2, "embed_dim": 32, "depth": 2, "max_episode_length": 30},
     "vit": {"image_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5},
 }
 """A model of each task that all of its formats can express, or nearly."""
@@ -60,6 +62,15 @@ EVERY = [pytest.param(task, form, id=f"{task.name}-{form.name}") for task in TAS
 PREPROCESS: dict[str, dict[str, Any]] = {
     "clip": ImagePreprocess(size=(16, 16), mean=CLIP_MEAN, std=CLIP_STD).to_dict(),
     "detr": DetectionPreprocess().to_dict(),
+    "dt": TrajectoryPreprocess(
+        state_mean=(0.0, 1.0, 2.0),
+        state_std=(1.0, 2.0, 3.0),
+        action_low=None,
+        action_high=None,
+        return_scale=10.0,
+        return_range=(1.0, 9.0),
+        max_episode_length=30,
+    ).to_dict(),
     "vit": ImagePreprocess(size=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_pct=0.875).to_dict(),
 }
 LABELS = ["ant", "bee", "cat", "dog", "eel"]

@@ -37,6 +37,9 @@ CASES = {
     ],
     "workers": ["--data.num_workers", "2"],
     "counted in steps": ["--trainer.max_steps", "9", "--trainer.max_epochs", "-1"],
+    "validation behind the last step": [
+        *("--trainer.max_steps", "9", "--trainer.max_epochs", "-1", "--trainer.val_check_interval", "0.5"),
+    ],
     "validation every other epoch": ["--trainer.check_val_every_n_epoch", "2"],
     "no validation": ["--trainer.limit_val_batches", "0"],
 }

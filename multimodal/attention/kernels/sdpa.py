@@ -29,7 +29,8 @@ class SdpaKernel(Kernel):
     ) -> Tensor:
         num_queries, num_keys = q.shape[2], k.shape[2]
         # torch's own causal flag is top-left aligned and refuses a mask beside it: right only for a square without one.
-        is_causal = causal and key_mask is None and mask is None and bias is None and num_queries == num_keys
+        unmasked = key_mask is None and mask is None and bias is None
+        is_causal = bool(causal and unmasked and num_queries == num_keys)  # lengths of a traced graph are symbols
         attn_mask = merge_masks(
             num_queries, num_keys, key_mask=key_mask, mask=mask, causal=causal and not is_causal, device=q.device
         )

@@ -1,0 +1,193 @@
+"""A trained Decision Transformer as a policy: arrays in, actions out, a step of one or several environments at a time.
+
+B environments, T steps in the window, n tokens a step, D embed_dim
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from multimodal import pretrained
+from multimodal.attention import StackCache
+from multimodal.models.decision_transformer import DecisionTransformer
+from tasks.dt.preprocess import TrajectoryPreprocess
+
+
+class Policy:
+    """Acts so as to get a return that is asked for (Chen et al. 2021, algorithm 1).
+
+        policy = Policy.load("runs/dt/…")
+        policy.reset(target_return=500)
+        observation, _ = environment.reset()
+        action = policy.act(observation)
+        observation, reward, terminated, truncated, _ = environment.step(action)
+        action = policy.act(observation, reward)
+
+    Several environments go in step: then the target is one number or [B], observations are [B, ...], rewards [B], and
+    actions come as [B, ...]. `keep` goes on with some of them.
+
+    Until the window of `context_length` steps slides, keys and values of the tokens so far are kept; afterwards the
+    window runs anew, since what its tokens have seen is no longer there. The actions are those of the whole model on
+    the window, to rounding.
+
+    Args:
+        model: in evaluation mode, on its device.
+        preprocess: how states, actions and returns are scaled.
+    """
+
+    def __init__(self, model: DecisionTransformer, preprocess: TrajectoryPreprocess) -> None:
+        self.model = model
+        self.preprocess = preprocess
+        self.step = 0
+        """Steps acted since the reset."""
+        self._target: np.ndarray | None = None
+        self._returns = np.zeros(0)
+        self._single = False
+        self._cache: StackCache | None = None
+        self._window: Tensor | None = None
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str], device: torch.device | str = "cpu") -> "Policy":
+        """From a checkpoint; ValueError where it does not say how its states and returns are scaled."""
+        loaded = pretrained.load(source, task="dt")
+        if loaded.preprocess is None:
+            raise ValueError(f"{os.fspath(source)}: lacks how its states and returns were scaled, which a policy needs")
+        preprocess = TrajectoryPreprocess.from_dict(loaded.preprocess, os.fspath(source))
+        return cls(loaded.model.to(device), preprocess)  # type: ignore[arg-type]
+
+    def reset(self, target_return: ArrayLike | None = None) -> None:
+        """Begin episodes; a policy without returns (behaviour cloning) takes no target."""
+        if (target_return is not None) != self.model.config.returns:
+            found, expected = ("a", "none") if target_return is not None else ("no", "a return to ask for")
+            raise ValueError(f"target_return: {found} target is given, expected {expected}")
+        self._target = None if target_return is None else np.asarray(target_return, dtype=np.float64)
+        if self._target is not None and not np.isfinite(self._target).all():
+            raise ValueError(f"target_return is {self._target.tolist()}, expected finite numbers")
+        self.step = 0
+        self._window = self._last = None
+        config = self.model.config
+        try:
+            self._cache = self.model.encoder.make_cache(config.tokens_per_step * config.context_length - 1)
+        except ValueError:  # a kernel that cannot use one
+            self._cache = None
+
+    @torch.inference_mode()
+    def act(self, observation: ArrayLike, reward: ArrayLike | None = None) -> Any:
+        """The action for what is observed now, as the environment takes it.
+
+        Args:
+            observation: [...], or [B, ...] of several environments, in the environment's own numbers.
+            reward: for the action before, a number or [B]; None at the first step.
+
+        Raises:
+            ValueError: shapes that do not fit, a missing reward, or a step past the longest episode that the model
+                has timesteps for.
+        """
+        states = self._states(np.asarray(observation))
+        self._count_reward(reward)
+        if self.step >= self.model.config.max_episode_length:
+            raise ValueError(
+                f"step {self.step}: the model has timesteps for episodes of up to "
+                f"{self.model.config.max_episode_length} steps"
+            )
+        returns = self._tensor(self._returns / self.preprocess.return_scale)
+        actions = self._decide(states, returns)
+        self._last = (states, actions, returns)
+        self.step += 1
+        return self._for_environment(actions)
+
+    def keep(self, index: ArrayLike) -> None:
+        """Go on with the environments of these positions alone, in this order."""
+        chosen = np.asarray(index, dtype=np.int64)
+        rows = torch.from_numpy(chosen).to(self._device)
+        self._returns = self._returns[chosen]
+        if self._cache is not None:
+            self._cache.reorder(rows)
+        if self._window is not None:
+            self._window = self._window[rows]
+        if self._last is not None:
+            states, actions, returns = (part[rows] for part in self._last)
+            self._last = (states, actions, returns)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.embed_action.weight.device
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device, self.model.embed_action.weight.dtype)
+
+    def _states(self, observation: np.ndarray) -> Tensor:
+        """States [B, ...] of an observation, one row for a single environment."""
+        shape = self.model.config.state_shape
+        single = observation.shape == shape
+        if not single and observation.shape[1:] != shape:
+            raise ValueError(f"observation of shape {observation.shape}, expected {shape}, or [B, …] of such")
+        if self.step == 0:
+            count = 1 if single else len(observation)
+            self._single = single
+            target = np.zeros(()) if self._target is None else self._target
+            if target.shape not in ((), (count,)):
+                raise ValueError(
+                    f"target_return has shape {target.shape}, expected one for each of {count} environments"
+                )
+            self._returns = np.broadcast_to(target, (count,)).copy()
+        rows = observation[None] if single else observation
+        if single != self._single or len(rows) != len(self._returns):
+            raise ValueError(f"observation of shape {observation.shape}, expected {len(self._returns)} as before")
+        return self._tensor(self.preprocess.states(rows))
+
+    def _count_reward(self, reward: ArrayLike | None) -> None:
+        if (reward is not None) != (self.step > 0):
+            found, expected = ("given", "none") if reward is not None else ("missing", "that of the last action")
+            raise ValueError(f"reward is {found} at step {self.step}, expected {expected}")
+        if reward is not None and not self.preprocess.delayed:
+            rewards = np.asarray(reward, dtype=np.float64)
+            if rewards.shape not in ((), self._returns.shape):
+                raise ValueError(f"reward has shape {rewards.shape}, expected {self._returns.shape}")
+            self._returns = self._returns - rewards
+
+    def _decide(self, states: Tensor, returns: Tensor) -> Tensor:
+        """The model's actions [B, …]: indices of the discrete ones, else vectors."""
+        config = self.model.config
+        tokens = self._new_tokens(states, returns)
+        window = tokens if self._window is None else torch.cat([self._window, tokens], dim=1)
+        self._window = window[:, -(config.tokens_per_step * config.context_length - 1) :]
+        if self.step >= config.context_length:
+            self._cache = None
+        if self._cache is None:
+            found = self.model.next_action(self._window)
+        else:
+            found = self.model.next_action(tokens, self._cache)
+        return found.argmax(dim=1) if config.discrete else found
+
+    def _new_tokens(self, states: Tensor, returns: Tensor) -> Tensor:
+        """What has come since the last decision: its action, and this step's return and state. [B, n, D]"""
+        if self._last is None:
+            config = self.model.config
+            shape = (len(states), 0) if config.discrete else (len(states), 0, config.action_dim)
+            none = torch.zeros(shape, dtype=torch.int64 if config.discrete else states.dtype, device=self._device)
+            return self._embed(states[:, None], none, returns[:, None])
+        last_states, last_actions, last_returns = self._last
+        tokens = self._embed(
+            torch.stack([last_states, states], dim=1),
+            last_actions[:, None],
+            torch.stack([last_returns, returns], dim=1),
+        )
+        return tokens[:, -self.model.config.tokens_per_step :]
+
+    def _embed(self, states: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
+        """Tokens of the last steps, with their numbers in the episode."""
+        first = self.step + 1 - states.shape[1]
+        timesteps = torch.arange(first, self.step + 1, device=self._device).expand(len(states), -1)
+        return self.model.embed(states, actions, timesteps, returns if self.model.config.returns else None)
+
+    def _for_environment(self, actions: Tensor) -> Any:
+        found = actions.cpu().numpy() if self.model.config.discrete else actions.float().cpu().numpy()
+        if not self.model.config.discrete:
+            found = self.preprocess.to_environment(found)
+        return found[0] if self._single else found
