@@ -57,8 +57,8 @@ PLAIN = {
     ],
     "dt": [
         *SMALL,
-        *("--data.num_episodes", "7", "--model.context_length", "4", "--model.episodes", "2"),
-        *("--trainer.val_check_interval", "1.0"),
+        *("--data.num_episodes", "7", "--model.context_length", "3", "--model.episodes", "2"),
+        *("--trainer.val_check_interval", "1.0", "--model.dropout", "0.0", "--model.embed_dropout", "0.0"),
         *("--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "2"),
     ],
 }
@@ -81,6 +81,6 @@ TINY = {
         *("--model.drop_path", "0.1"),
     ],
     "detr": [*PLAIN["detr"], "--model.denoising", "10", "--model.encoder.drop_path", "0.1"],
-    "dt": [*PLAIN["dt"], "--model.drop_path", "0.1"],
+    "dt": [*PLAIN["dt"], "--model.drop_path", "0.1", "--model.embed_dropout", "0.1"],
 }
 """The same, with random numbers in the data, the loss and the model."""
