@@ -2,11 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from multimodal.pretrained.files import write_whole
+from multimodal.pretrained.record import Checkpoint
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -20,6 +24,14 @@ ACTIVATIONS = {
 """HF's activations in this suite's words."""
 # PIL's numbers, as preprocessor_config.json has them.
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def read_saved(module: nn.Module, read: Callable[[Path, str], Checkpoint]) -> Checkpoint:
+    """A module of transformers, through the folder that it saves, by what reads a folder, whose second argument names
+    the source for errors."""
+    with tempfile.TemporaryDirectory() as folder:
+        module.save_pretrained(folder)  # type: ignore[operator]
+        return read(Path(folder), f"transformers {type(module).__name__}")
 
 
 def read_activation(name: str, field: str, where: str) -> str:

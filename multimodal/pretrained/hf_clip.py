@@ -4,7 +4,6 @@ Those may differ from the names in memory, and transformers translates at its ow
 saved and read back. Reading and writing folders needs no transformers.
 """
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from multimodal.pretrained.hf import (
     read_activation,
     read_crop,
     read_pixels,
+    read_saved,
     write_activation,
     write_crop,
     write_json,
@@ -86,9 +86,7 @@ def read_folder(folder: Path) -> Checkpoint:
 
 def read_module(module: nn.Module) -> Checkpoint:
     """A transformers module in memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        module.save_pretrained(folder)  # type: ignore[operator]
-        return _read(Path(folder), f"transformers {type(module).__name__}")
+    return read_saved(module, _read)
 
 
 def _read(folder: Path, where: str) -> Checkpoint:

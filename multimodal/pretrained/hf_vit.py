@@ -4,7 +4,6 @@ Those differ from the names in memory since transformers 5, and transformers tra
 memory is therefore saved and read back. Reading and writing folders needs no transformers.
 """
 
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from multimodal.pretrained.hf import (
     read_crop,
     read_labels,
     read_pixels,
+    read_saved,
     write_activation,
     write_crop,
     write_json,
@@ -107,9 +107,7 @@ def read_folder(folder: Path) -> Checkpoint:
 
 def read_module(module: nn.Module) -> Checkpoint:
     """A transformers module in memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        module.save_pretrained(folder)  # type: ignore[operator]
-        return _read(Path(folder), f"transformers {type(module).__name__}")
+    return read_saved(module, _read)
 
 
 def _read(folder: Path, where: str) -> Checkpoint:

@@ -1,6 +1,5 @@
 """Hugging Face's Whisper: folders of `WhisperForConditionalGeneration`. Reading and writing needs no transformers."""
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from torch import nn
 
 from multimodal.models.whisper import LAYERS, WhisperConfig
 from multimodal.pretrained.files import one_line, read_folder_weights, read_json, write_safetensors
-from multimodal.pretrained.hf import read_activation, write_activation, write_json
+from multimodal.pretrained.hf import read_activation, read_saved, write_activation, write_json
 from multimodal.pretrained.keymap import KeyMap, Rule
 from multimodal.pretrained.published_whisper import (
     FFT_SIZE,
@@ -77,9 +76,7 @@ def read_folder(folder: Path) -> Checkpoint:
 
 def read_module(module: nn.Module) -> Checkpoint:
     """A transformers module in memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        module.save_pretrained(folder)  # type: ignore[operator]
-        return _read(Path(folder), f"transformers {type(module).__name__}")
+    return read_saved(module, _read)
 
 
 def _read(folder: Path, where: str) -> Checkpoint:

@@ -6,7 +6,6 @@ not show everything: what it leaves open is as published, with one attention hea
 """
 
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from multimodal.models.decision_transformer import DecisionTransformerConfig
 from multimodal.pretrained.files import one_line, read_folder_weights, read_json, write_safetensors, write_whole
-from multimodal.pretrained.hf import read_activation, write_activation, write_json
+from multimodal.pretrained.hf import read_activation, read_saved, write_activation, write_json
 from multimodal.pretrained.keymap import KeyMap, Rule, Split, Transpose
 from multimodal.pretrained.record import Checkpoint, build_config, plain_config, require, template
 
@@ -98,9 +97,7 @@ def read_folder(folder: Path) -> Checkpoint:
 
 def read_module(module: nn.Module) -> Checkpoint:
     """A transformers module in memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        module.save_pretrained(folder)  # type: ignore[operator]
-        return _read(Path(folder), f"transformers {type(module).__name__}")
+    return read_saved(module, _read)
 
 
 def _read(folder: Path, where: str) -> Checkpoint:
