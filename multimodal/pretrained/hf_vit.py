@@ -27,7 +27,7 @@ from multimodal.pretrained.hf import (
     write_pixels,
 )
 from multimodal.pretrained.keymap import KeyMap, Reshape, Rule
-from multimodal.pretrained.record import Checkpoint, build_config, plain_config, require, template
+from multimodal.pretrained.record import Checkpoint, build_config, plain_config, plain_stack, require, template
 
 # ------------------------------------------------------------------------------------------------------- the tables
 
@@ -71,16 +71,9 @@ _FIELDS: tuple[tuple[str, str, Any], ...] = (
 # What HF's ViT cannot be told, and so has to be as it is there.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "norm_order": ("pre",),
-    "norm": ("layer",),
     "final_norm": (True,),
-    "gated": (False,),
-    "key_bias": (True,),
-    "out_bias": (True,),
-    "mlp_bias": (True,),
-    "qk_norm": (False,),
+    "qkv_bias": (True, False),
     "layer_scale": (None,),
-    "rope": (None,),
-    "head_dim": (None,),
     "pool": ("cls",),
     "class_token": (True,),
     "num_registers": (0,),
@@ -172,7 +165,7 @@ def to_hf(checkpoint: Checkpoint, folder: Path) -> None:
     """
     where = "export to HF ViT"
     config: ViTConfig = build_config(checkpoint.task, checkpoint.config, where)
-    require(config, {**_FIXED, "num_kv_heads": (None, config.num_heads)}, where)
+    require(config, plain_stack(config, **_FIXED), where)
     prefix = "vit." if config.num_classes else ""
     names = KeyMap(rules(config, prefix), template(checkpoint.task, config))
     state = names.to_theirs(checkpoint.state_dict, where)

@@ -3,25 +3,13 @@
 from typing import Any
 
 from multimodal.models.clip import CLIPConfig, TextConfig
-from multimodal.pretrained.record import require
+from multimodal.pretrained.record import plain_stack, require
 
 OPENAI_MEAN = [0.48145466, 0.4578275, 0.40821073]
 OPENAI_STD = [0.26862954, 0.26130258, 0.27577711]
 _BPE_TOKENS, _BPE_END = 49408, 49407
 
 # What the published code cannot be told, and so has to be as it is there.
-_STACK: dict[str, tuple[Any, ...]] = {
-    "norm_order": ("pre",),
-    "norm": ("layer",),
-    "final_norm": (True,),
-    "gated": (False,),
-    "qkv_bias": (True,),
-    "key_bias": (True,),
-    "out_bias": (True,),
-    "mlp_bias": (True,),
-    "qk_norm": (False,),
-    "rope": (None,),
-}
 _VISION: dict[str, tuple[Any, ...]] = {
     "class_token": (True,),
     "num_registers": (0,),
@@ -36,10 +24,7 @@ def require_published(config: CLIPConfig, where: str, **allowed: tuple[Any, ...]
     """ValueError unless the model is a CLIP as published; `allowed` are more fields, as for `require`."""
     fixed = {f"vision.{name}": values for name, values in _VISION.items()}
     for side in ("vision", "text"):
-        stack = getattr(config, side)
-        fixed |= {f"{side}.{name}": values for name, values in _STACK.items()}
-        fixed[f"{side}.head_dim"] = (None, stack.embed_dim // stack.num_heads)
-        fixed[f"{side}.num_kv_heads"] = (None, stack.num_heads)
+        fixed |= plain_stack(getattr(config, side), f"{side}.", norm_order=("pre",), final_norm=(True,))
     require(config, fixed | allowed, where)
 
 

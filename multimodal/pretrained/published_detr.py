@@ -7,7 +7,7 @@ from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
 from multimodal.models.detr import DETRConfig
 from multimodal.pretrained.keymap import Rule
-from multimodal.pretrained.record import require, template
+from multimodal.pretrained.record import plain_stack, require, template
 
 RESNETS = {
     ("basic", 2): "resnet18",
@@ -31,19 +31,6 @@ _MODEL: dict[str, tuple[Any, ...]] = {
     "encoder.final_norm": (False,),
     "decoder.final_norm": (True,),
 }
-_STACK: dict[str, tuple[Any, ...]] = {
-    "norm_order": ("post",),
-    "norm": ("layer",),
-    "norm_eps": (1e-5,),
-    "gated": (False,),
-    "qkv_bias": (True,),
-    "key_bias": (True,),
-    "out_bias": (True,),
-    "mlp_bias": (True,),
-    "qk_norm": (False,),
-    "layer_scale": (None,),
-    "rope": (None,),
-}
 
 
 def coco_names() -> list[str]:
@@ -55,10 +42,8 @@ def require_published(config: DETRConfig, where: str, **allowed: tuple[Any, ...]
     """ValueError unless the model is a DETR as published; `allowed` are more fields, as for `require`."""
     stacks: dict[str, tuple[Any, ...]] = {}
     for side in ("encoder", "decoder"):
-        stack = getattr(config, side)
-        stacks |= {f"{side}.{name}": values for name, values in _STACK.items()}
-        stacks[f"{side}.head_dim"] = (None, stack.embed_dim // stack.num_heads)
-        stacks[f"{side}.num_kv_heads"] = (None, stack.num_heads)
+        own: dict[str, tuple[Any, ...]] = {"norm_order": ("post",), "norm_eps": (1e-5,), "layer_scale": (None,)}
+        stacks |= plain_stack(getattr(config, side), f"{side}.", **own)
     require(config, _MODEL | stacks | allowed, where)
 
 

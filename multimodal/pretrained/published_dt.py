@@ -20,7 +20,7 @@ from multimodal.models.decision_transformer import DecisionTransformerConfig
 from multimodal.pretrained.files import one_line, read_folder_weights, read_json, write_safetensors, write_whole
 from multimodal.pretrained.hf import read_activation, read_saved, write_activation, write_json
 from multimodal.pretrained.keymap import KeyMap, Rule, Split, Transpose
-from multimodal.pretrained.record import Checkpoint, build_config, plain_config, require, template
+from multimodal.pretrained.record import Checkpoint, build_config, plain_config, plain_stack, require, template
 
 HF, ORIGINAL = "encoder", "transformer"
 """What the GPT-2 inside is called."""
@@ -71,16 +71,8 @@ _FIELDS: tuple[tuple[str, str, Any], ...] = (
 _FIXED: dict[str, tuple[Any, ...]] = {
     "returns": (True,),
     "norm_order": ("pre",),
-    "norm": ("layer",),
     "final_norm": (True,),
-    "gated": (False,),
-    "qkv_bias": (True,),
-    "key_bias": (True,),
-    "out_bias": (True,),
-    "mlp_bias": (True,),
-    "qk_norm": (False,),
     "layer_scale": (None,),
-    "rope": (None,),
     "mlp_dropout": (0.0,),
 }
 _USUAL = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
@@ -234,12 +226,8 @@ def to_original(checkpoint: Checkpoint, path: Path) -> None:
 def _published(checkpoint: Checkpoint, gpt: str, where: str) -> tuple[DecisionTransformerConfig, dict[str, Tensor]]:
     """The config, and the weights under their names, with every head that theirs have."""
     config: DecisionTransformerConfig = build_config(checkpoint.task, checkpoint.config, where)
-    sizes: dict[str, tuple[Any, ...]] = {
-        "head_dim": (None, config.embed_dim // config.num_heads),
-        "num_kv_heads": (None, config.num_heads),
-        "state_shape": (config.state_shape[:1],),
-    }
-    require(config, _FIXED | sizes, where)
+    fixed = plain_stack(config, **_FIXED, state_shape=(config.state_shape[:1],))
+    require(config, fixed, where)
     ours = template("dt", replace(config, auxiliary=True, token_bias=False))
     heads = {key: torch.zeros(value.shape) for key, value in ours.items() if key.startswith("predict_")}
     state = {key: value for key, value in checkpoint.state_dict.items() if key != "token_bias"}

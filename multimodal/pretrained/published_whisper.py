@@ -5,7 +5,7 @@ from typing import Any
 
 from multimodal.models.whisper import WhisperConfig
 from multimodal.pretrained.files import read_json
-from multimodal.pretrained.record import require
+from multimodal.pretrained.record import plain_stack, require
 
 TOKENIZER = "tokenizer.json"
 SAMPLE_RATE, FFT_SIZE, HOP_LENGTH = 16000, 400, 160
@@ -14,17 +14,10 @@ SAMPLE_RATE, FFT_SIZE, HOP_LENGTH = 16000, 400, 160
 # What the published code cannot be told, and so has to be as it is there.
 _STACK: dict[str, tuple[Any, ...]] = {
     "norm_order": ("pre",),
-    "norm": ("layer",),
     "norm_eps": (1e-5,),
     "final_norm": (True,),
-    "gated": (False,),
-    "qkv_bias": (True,),
     "key_bias": (False,),
-    "out_bias": (True,),
-    "mlp_bias": (True,),
-    "qk_norm": (False,),
     "layer_scale": (None,),
-    "rope": (None,),
 }
 
 
@@ -32,10 +25,7 @@ def require_published(config: WhisperConfig, where: str, **allowed: tuple[Any, .
     """ValueError unless the model is a Whisper as published; `allowed` are more fields, as for `require`."""
     stacks: dict[str, tuple[Any, ...]] = {}
     for side in ("encoder", "decoder"):
-        stack = getattr(config, side)
-        stacks |= {f"{side}.{name}": values for name, values in _STACK.items()}
-        stacks[f"{side}.head_dim"] = (None, stack.embed_dim // stack.num_heads)
-        stacks[f"{side}.num_kv_heads"] = (None, stack.num_heads)
+        stacks |= plain_stack(getattr(config, side), f"{side}.", **_STACK)
     require(config, stacks | {"decoder.embed_dim": (config.encoder.embed_dim,)} | allowed, where)
 
 

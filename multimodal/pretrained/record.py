@@ -152,6 +152,31 @@ def require(config: Any, allowed: Mapping[str, Collection[Any]], where: str) -> 
         raise ValueError(f"{where}: that format cannot express {', '.join(wrong)}")
 
 
+# A stack that is a Transformer as most are published.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "norm": ("layer",),
+    "gated": (False,),
+    "qkv_bias": (True,),
+    "key_bias": (True,),
+    "out_bias": (True,),
+    "mlp_bias": (True,),
+    "qk_norm": (False,),
+    "rope": (None,),
+}
+
+
+def plain_stack(stack: StackConfig, prefix: str = "", **others: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    """What `require` is to allow for a stack without what few formats know; `others` differ from that, or come on top.
+
+    The names of the stack's fields begin with `prefix`.
+    """
+    heads: dict[str, tuple[Any, ...]] = {
+        "head_dim": (None, stack.embed_dim // stack.num_heads),
+        "num_kv_heads": (None, stack.num_heads),
+    }
+    return {f"{prefix}{name}": values for name, values in (_PLAIN | heads | others).items()}
+
+
 def _stacks(config: Any) -> dict[str, StackConfig]:
     """The stacks of a model, by what the names of their fields begin with."""
     if isinstance(config, StackConfig):
