@@ -47,6 +47,7 @@ results: $(STAMP)  ## measure every figure again (docs/results.md and its pictur
 	$(BIN)/python benchmarks/fit_overhead.py
 	$(BIN)/python benchmarks/scenes.py
 	$(BIN)/python benchmarks/detr_vs_hf.py
+	$(BIN)/python benchmarks/dt_cartpole.py
 
 clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothing ROOT=clothing-dataset-small
 	for seed in 0 1 2; do for which in ours timm recipe; do \

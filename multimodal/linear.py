@@ -44,8 +44,7 @@ def _fuses(layer: nn.Module, x: Tensor, activation: nn.Module) -> bool:
 class PackedWeight:
     """The product of a few rows with a large matrix, for decoding on CPU: the matrix is kept in oneDNN's own layout.
 
-    It is packed at the first product, and again when the weight has changed; a second copy of it is in memory. A
-    vocabulary of 51,864 takes a step of 8 rows 28 ms instead of 65 on one core in float32.
+    It is packed at the first product, and again when the weight has changed; a second copy of it is in memory.
     """
 
     def __init__(self) -> None:

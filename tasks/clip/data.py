@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from multimodal.data import Augmentation, CLIPTokenizer, ImagePreprocess, eval_transform, seeded, train_transform
 from multimodal.data.folder import class_names, scan
 from multimodal.data.image import CropMode, Interpolation, Transform
+from multimodal.pretrained.published_clip import OPENAI_MEAN, OPENAI_STD
 from tasks.clip.metrics import NO_IMAGE
 from tasks.clip.samples import DEFAULT_TEMPLATES, Classes, Samples, Scenes, check_templates
 from tasks.clip.shards import Shards, has_shards, read_shards
@@ -24,7 +25,6 @@ from tasks.data import Key, TaskData
 
 DatasetName = Literal["scenes", "captions", "folder", "shards"]
 
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 NO_AUGMENTATION = Augmentation()
 TABLE = TableOptions()
 AUGMENTATION = {
@@ -168,8 +168,8 @@ class CaptionData(TaskData):
         self.collate = partial(collate, tokenizer=self.tokenizer)
         self.preprocess = ImagePreprocess(
             size=(image_size, image_size) if isinstance(image_size, int) else image_size,
-            mean=CLIP_MEAN if mean is None else tuple(mean),
-            std=CLIP_STD if std is None else tuple(std),
+            mean=tuple(OPENAI_MEAN if mean is None else mean),
+            std=tuple(OPENAI_STD if std is None else std),
             interpolation=interpolation,
             crop_pct=crop_pct,
             crop_mode=crop_mode,

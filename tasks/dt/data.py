@@ -52,7 +52,6 @@ class EpisodeData(TaskData):
         max_episode_length: Steps of the longest episode that the model can tell the time of; None = the longest that
             the data or the environment have.
         reference_returns: Returns that are 0 and 100 in a normalised score; None = those of D4RL or Minari.
-        labels: Always null: there are no classes.
         **loader: Options of the loaders and of the split.
 
     Raises:
@@ -82,7 +81,6 @@ class EpisodeData(TaskData):
         return_range: tuple[float, float] | None = None,
         max_episode_length: int | None = None,
         reference_returns: tuple[float, float] | None = None,
-        labels: None = None,
         **loader: Any,
     ) -> None:
         super().__init__(**loader)
