@@ -185,7 +185,7 @@ def _read_folder(folder: Path) -> Checkpoint:
             checkpoint: Checkpoint = source.reader("read_folder")(folder)
             return checkpoint
     (name, config), *_ = described.items()
-    served = [source for source in SOURCES if source.library and source.folder_file == name]
+    served = [source for source in SOURCES if source.folder_file == name and (source.model_type or source.folder_key)]
     known = ", ".join(source.model_type or f"any with {source.folder_key!r}" for source in served)
     raise ValueError(f"{folder}: {name} has model_type {config.get('model_type')!r}, expected {known}")
 

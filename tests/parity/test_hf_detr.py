@@ -231,7 +231,9 @@ def test_faults_are_told_in_one_line(tmp_path: Path) -> None:
         keys: "missing model.input_projection.bias; unknown model.other",
         spoiled("queries", num_queries=9): "mis-shaped model.query_position_embeddings.weight [7, 32] (expected [9, 32",
         spoiled("other", model_type="conditional_detr"): "model_type 'conditional_detr', expected any with 'architec",
-        spoiled("dab", model_type="dab-detr"): "model_type 'dab-detr', expected any with 'architecture', vit, detr",
+        spoiled(
+            "dab", model_type="dab-detr"
+        ): "model_type 'dab-detr', expected any with 'architecture', vit, clip, detr",
         spoiled("masks", architectures=["DetrForSegmentation"]): "'DetrForSegmentation', expected 'DetrForObjectDetec",
         spoiled("learned", position_embedding_type="learned"): "position_embedding_type 'learned', expected 'sine'",
         spoiled("grey", num_channels=1): "num_channels 1, expected 3",
@@ -264,7 +266,7 @@ def test_faults_are_told_in_one_line(tmp_path: Path) -> None:
         ({"backbone": "conv"}, "backbone 'conv'"),
         ({"encoder": {"norm_order": "pre"}}, "encoder.norm_order 'pre'"),
         ({"encoder": {"final_norm": True}}, "encoder.final_norm True"),
-        ({"decoder": {"gated": True, "norm_eps": 1e-6}}, "decoder.norm_eps 1e-06, decoder.gated True"),
+        ({"decoder": {"gated": True, "norm_eps": 1e-6}}, "decoder.gated True, decoder.norm_eps 1e-06"),
         ({"decoder": {"activation": "gelu"}}, "decoder.activation 'gelu'"),
         ({"decoder": {"num_kv_heads": 1}}, "decoder.num_kv_heads 1"),
         (
