@@ -165,7 +165,7 @@ def to_hf(checkpoint: Checkpoint, folder: Path) -> None:
     """
     where = "export to HF ViT"
     config: ViTConfig = build_config(checkpoint.task, checkpoint.config, where)
-    require(config, plain_stack(config, **_FIXED), where)
+    require(config, plain_stack(config, "", **_FIXED), where)
     prefix = "vit." if config.num_classes else ""
     names = KeyMap(rules(config, prefix), template(checkpoint.task, config))
     state = names.to_theirs(checkpoint.state_dict, where)

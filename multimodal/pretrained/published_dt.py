@@ -226,7 +226,7 @@ def to_original(checkpoint: Checkpoint, path: Path) -> None:
 def _published(checkpoint: Checkpoint, gpt: str, where: str) -> tuple[DecisionTransformerConfig, dict[str, Tensor]]:
     """The config, and the weights under their names, with every head that theirs have."""
     config: DecisionTransformerConfig = build_config(checkpoint.task, checkpoint.config, where)
-    fixed = plain_stack(config, **_FIXED, state_shape=(config.state_shape[:1],))
+    fixed = plain_stack(config, "", **_FIXED, state_shape=(config.state_shape[:1],))
     require(config, fixed, where)
     ours = template("dt", replace(config, auxiliary=True, token_bias=False))
     heads = {key: torch.zeros(value.shape) for key, value in ours.items() if key.startswith("predict_")}

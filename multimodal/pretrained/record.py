@@ -165,7 +165,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 }
 
 
-def plain_stack(stack: StackConfig, prefix: str = "", **others: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+def plain_stack(stack: StackConfig, prefix: str, /, **others: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
     """What `require` is to allow for a stack without what few formats know; `others` differ from that, or come on top.
 
     The names of the stack's fields begin with `prefix`.
