@@ -64,7 +64,7 @@ def report(out: Path) -> None:
     axes.legend()
     figure.savefig(DOCS / "detr_bccd.png", dpi=110)
     about = (
-        "292 images at 320 pixels, a fifth held out for testing (58) and a tenth for validation. Both start from the "
+        "292 images at 400 pixels, a fifth held out for testing (58) and a tenth for validation. Both start from the "
         "same EfficientNet-Lite0, and have the same split, augmentation, batches and wall time, side by side."
     )
     section = [origin("pytorch-lightning", "torchvision", "timm"), "", about, "", *rows, "", "![curves](detr_bccd.png)"]

@@ -28,17 +28,18 @@ def linear(layer: nn.Module, x: Tensor, activation: nn.Module = _IDENTITY) -> Te
 
 
 def _fuses(layer: nn.Module, x: Tensor, activation: nn.Module) -> bool:
-    if torch.is_grad_enabled() or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or type(activation) not in _FUSIBLE:
-        return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in (layer, activation)):
-        return False
-    if x.dtype not in _RULES or layer.weight.dtype != x.dtype or torch.is_autocast_enabled("cpu"):
+    # What is most often the case comes first: in decoding, these questions cost as much as the products.
+    if torch.is_grad_enabled() or type(activation) not in _FUSIBLE or x.dtype not in _RULES:
         return False
     alone, least_rows = _RULES[x.dtype]
-    has_activation = not isinstance(activation, nn.Identity)
-    return (alone or has_activation) and x.numel() >= least_rows * x.shape[-1] and torch.backends.mkldnn.is_available()
+    if not (alone or type(activation) is not nn.Identity) or x.numel() < least_rows * x.shape[-1]:
+        return False
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or layer.weight.dtype != x.dtype:
+        return False
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in (layer, activation))
+    return not hooked and torch.backends.mkldnn.is_available()
 
 
 class PackedWeight:

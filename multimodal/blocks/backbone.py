@@ -48,6 +48,8 @@ class TimmBackbone(nn.Module):
         self.channels: int = info.channels()[-1]
         self._check_map()
         fold_norms(self.net, 3)
+        # As the maps are: otherwise each backward pass reorders the weights.
+        self.net.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, C, H, W] to features [B, channels, h, w]."""

@@ -13,8 +13,10 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...] with some numbers zeroed and the others scaled up, of any shape."""
+        if not self.training:  # most calls, and in decoding even torch's own check takes its time
+            return x
         dropped = round(self.p * 2**16)
-        if not (self.training and 0 < dropped < 2**16 and x.device.type == "cpu") or torch.compiler.is_compiling():
+        if not (0 < dropped < 2**16 and x.device.type == "cpu") or torch.compiler.is_compiling():
             return super().forward(x)
         bits = torch.empty(x.numel() // 4 + 1, dtype=torch.int64).random_(-(2**63), None)
         kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - 2**15

@@ -87,8 +87,8 @@ class Residual(nn.Module):
         self.pre = order == "pre"
         self.norm = build_norm(norm, dim, eps)
         self.dropout = Dropout(dropout)
-        self.layer_scale = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.layer_scale = None if layer_scale is None else LayerScale(dim, layer_scale)
+        self.drop_path = DropPath(drop_path) if drop_path else None
 
     def enter(self, x: Tensor) -> Tensor:
         """The input [B, N, D] of the branch."""
@@ -96,5 +96,10 @@ class Residual(nn.Module):
 
     def leave(self, x: Tensor, branch: Tensor) -> Tensor:
         """The sum of x and the branch's output, both [B, N, D]."""
-        x = x + self.drop_path(self.layer_scale(self.dropout(branch)))
+        branch = self.dropout(branch)
+        if self.layer_scale is not None:
+            branch = self.layer_scale(branch)
+        if self.drop_path is not None:
+            branch = self.drop_path(branch)
+        x = x + branch
         return x if self.pre else self.norm(x)
