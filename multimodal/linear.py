@@ -32,9 +32,9 @@ def _fuses(layer: nn.Module, x: Tensor, activation: nn.Module) -> bool:
     if torch.is_grad_enabled() or type(activation) not in _FUSIBLE or x.dtype not in _RULES:
         return False
     alone, least_rows = _RULES[x.dtype]
-    if not (alone or type(activation) is not nn.Identity) or x.numel() < least_rows * x.shape[-1]:
+    if not (alone or type(activation) is not nn.Identity) or torch.compiler.is_compiling():
         return False
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if x.numel() < least_rows * x.shape[-1] or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or layer.weight.dtype != x.dtype:
         return False
