@@ -18,6 +18,8 @@ GAINS = (1.0, 1.7, 20.0, 4.0)
 """On the errors of place, speed, angle and angular speed; the sum's sign is the side to which the cart is pushed."""
 _STEP = 0.02  # seconds
 _SERIES = 1983
+_RETURN_SCALE = 50.0
+"""Of the size of the returns to go at which something else is to be done: a smaller one is told apart from none."""
 
 
 def record(count: int) -> Recorded:
@@ -25,7 +27,7 @@ def record(count: int) -> Recorded:
     environment = gymnasium.make(ENVIRONMENT, disable_env_checker=True)
     episodes = [_episode(environment, index) for index in range(count)]
     environment.close()
-    return Recorded(episodes, ENVIRONMENT, action_dim=2)
+    return Recorded(episodes, ENVIRONMENT, action_dim=2, return_scale=_RETURN_SCALE)
 
 
 class Controller(NamedTuple):

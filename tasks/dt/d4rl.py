@@ -55,7 +55,7 @@ def _paths(root: Path, files: list[str] | None) -> list[Path]:
 
 def _episodes(path: Path) -> Iterator[Episode]:
     data = _arrays(path)
-    count = len(data["rewards"])
+    count = data["rewards"].size
     for name, values in data.items():
         if values.ndim < 1 or len(values) != count:
             raise ValueError(f"{path}: {name} has shape {values.shape}, expected {count} steps as rewards")
@@ -92,4 +92,4 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 def _with_timeouts(path: Path, found: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     if missing := [name for name in KEYS if name not in found]:
         raise ValueError(f"{path}: no {missing[0]} in it, expected {', '.join(KEYS)} and timeouts")
-    return {"timeouts": np.zeros(len(found["rewards"]), dtype=bool), **found}
+    return {"timeouts": np.zeros(found["rewards"].size, dtype=bool), **found}

@@ -89,11 +89,17 @@ class EpisodeData(TaskData):
         if num_episodes < 1:
             raise ValueError(f"data.num_episodes is {num_episodes}, expected at least 1")
         self.context_length = context_length
+        self.max_episode_length = max_episode_length
         self.top = top
         name = dataset or ("cartpole" if root is None else "d4rl")
         self.recorded = _read(name, root, files, source, num_episodes)
         same_shapes(self.recorded.episodes)
         self.environment = environment or self.recorded.environment
+        if ":" in (self.environment or ""):  # gymnasium would import what stands before it
+            raise ValueError(
+                f"data.environment is {self.environment!r}, which names a module to import: neither a config nor a "
+                "checkpoint may; to act in it, multimodal rollout dt --environment NAME"
+            )
         given = {
             "state_mean": state_mean,
             "state_std": state_std,
@@ -144,7 +150,7 @@ class EpisodeData(TaskData):
         returns = [one.total for one in train]
         largest = max(float(np.abs(returns_to_go(one.rewards, delayed=delayed)).max()) for one in train)
         found: dict[str, Any] = {
-            "return_scale": largest or 1.0,
+            "return_scale": self.recorded.return_scale or largest or 1.0,
             "return_range": (min(returns), max(returns)),
             "max_episode_length": max(self._time_limit(), *(len(one.rewards) for one in self.recorded.episodes), 1),
             "reference_returns": self.recorded.reference_returns
@@ -179,7 +185,7 @@ class EpisodeData(TaskData):
         if low.min() >= -1 and high.max() <= 1:
             return None, None
         rank_zero_warn("the data do not say the bounds of actions, so they are the least and the most in them")
-        return tuple(low.tolist()), tuple(np.maximum(high, low + 1e-6).tolist())
+        return tuple(low.tolist()), tuple(np.maximum(high, low + 1e-3 * np.maximum(1, np.abs(low))).tolist())
 
     def _check(self) -> None:
         """ValueError where the episodes are not such as a checkpoint or a flag says."""
@@ -190,12 +196,23 @@ class EpisodeData(TaskData):
                     f"{one.name}: {len(one.rewards)} steps, expected at most data.max_episode_length "
                     f"{preprocess.max_episode_length}: a model does not know the time after it"
                 )
+        self._check_limit()
         sizes = {"state_mean": self.state_shape[0] if len(self.state_shape) == 1 else None}
         sizes["action_low"] = None if self.discrete else self.action_dim
         for name, size in sizes.items():
             values = getattr(preprocess, name)
             if values is not None and len(values) != size:
                 raise ValueError(f"data.{name} has {len(values)} values, expected {size or 'null'}")
+
+    def _check_limit(self) -> None:
+        """ValueError where an episode goes on after its environment's end: several that nothing divides."""
+        limit = self._time_limit()
+        for one in self.recorded.episodes if limit and self.max_episode_length is None else ():
+            if len(one.rewards) > limit:
+                raise ValueError(
+                    f"{one.name}: {len(one.rewards)} steps, but {self.environment} ends an episode after {limit}: "
+                    "expected data that tell where each ends (timeouts), or data.max_episode_length"
+                )
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
@@ -225,6 +242,10 @@ def _read(name: str, root: str | None, files: list[str] | None, source: str | No
     if name == "cartpole":
         if root is not None:
             raise ValueError(f"data.root is {root} and data.dataset cartpole, which needs none: expected one of them")
+        if files:
+            raise ValueError(
+                f"data.files are {', '.join(files)}, but data.root is missing, expected --data.root FOLDER"
+            )
         return cartpole.record(count)
     if root is None:
         told = f"; the data come from {source}" if source else ""

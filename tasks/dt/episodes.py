@@ -36,6 +36,7 @@ class Recorded(NamedTuple):
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
     reference_returns: tuple[float, float] | None = None
+    return_scale: float | None = None
 
 
 def checked(name: str, observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> Episode:

@@ -20,8 +20,8 @@ from tasks.dt.preprocess import TrajectoryPreprocess
 
 CANDIDATES = 11
 """Returns to go of which the likeliest is looked for, from none to the largest in the data."""
-SEED = 1000
-"""Of the first episode by which training is validated; those after it have the numbers after it."""
+SEEDS = {"val": 1000, "test": 2000}
+"""Of the first episode that is played to measure a split; those after it have the numbers after it."""
 
 
 class DTModule(TaskModule):
@@ -132,18 +132,18 @@ class DTModule(TaskModule):
         return candidates[torch.stack(losses).argmin(dim=0)], first[:, 0]
 
     def on_validation_epoch_end(self) -> None:
-        self.val_metrics["return"].update(self._achieved())
+        self.val_metrics["return"].update(self._achieved("val"))
         super().on_validation_epoch_end()
 
     def on_test_epoch_end(self) -> None:
-        self.test_metrics["return"].update(self._achieved())
+        self.test_metrics["return"].update(self._achieved("test"))
         super().on_test_epoch_end()
 
     def _preprocess(self) -> TrajectoryPreprocess:
         preprocess: TrajectoryPreprocess = self.trainer.datamodule.preprocess  # type: ignore[attr-defined]
         return preprocess
 
-    def _achieved(self) -> Tensor:
+    def _achieved(self, split: str) -> Tensor:
         """The returns of this process's share of the episodes; none where the environment is not there."""
         preprocess = self._preprocess()
         environments = self._environments(preprocess.environment)
@@ -151,7 +151,7 @@ class DTModule(TaskModule):
             return torch.zeros(0, device=self.device)
         target = preprocess.return_range[1] if self.target_return is None else self.target_return
         targets = [target] * len(environments) if self.model.config.returns else None
-        seeds = range(SEED + self.global_rank, SEED + self.episodes, self.trainer.world_size)
+        seeds = range(SEEDS[split] + self.global_rank, SEEDS[split] + self.episodes, self.trainer.world_size)
         outcomes = roll_out(Policy(self.model, preprocess), environments, targets, seeds)
         for environment in environments:
             environment.close()

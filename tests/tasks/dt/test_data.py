@@ -341,11 +341,33 @@ def test_actions_beyond_one_get_bounds(tmp_path: Path) -> None:
         ({"state_mean": [1.0], "state_std": [1.0]}, "data.state_mean has 1 values, expected 4"),
         ({"state_mean": [1.0] * 4, "state_std": [1.0]}, "expected as many of each"),
         ({"return_scale": 0.0}, "return_scale is 0.0, expected more than 0"),
+        ({"files": ["a.npz"]}, r"data.files are a.npz, but data.root is missing"),
+        ({"environment": "module:CartPole-v1"}, "names a module to import"),
+        ({"environment": "MountainCar-v0"}, r"\d+ steps, but MountainCar-v0 ends an episode after 200"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         data_of(**({"num_episodes": 4} | options))
+
+
+def test_an_action_that_never_changes_has_bounds_apart(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", [9, 9], actions=np.full((18, 2), 100.0, np.float32))
+    with pytest.warns(UserWarning, match="the data do not say the bounds of actions"):
+        data = data_of(path)
+    assert np.isfinite(data.preprocess.to_model(np.full((1, 2), 100.0))).all()
+
+
+def test_rewards_without_steps_are_no_traceback(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **{**arrays([3]), "rewards": np.float32(1)})
+    with pytest.raises(ValueError, match="expected 1 steps as rewards"):
+        d4rl.read(str(tmp_path), None)
+
+
+def test_the_scale_of_returns_is_the_data_sets(tmp_path: Path) -> None:
+    assert data_of(num_episodes=4).preprocess.return_scale == 50
+    found = data_of(write_npz(tmp_path / "a.npz", [9, 9])).preprocess
+    assert found.return_scale != 50
 
 
 def test_cartpole_needs_no_root(tmp_path: Path) -> None:

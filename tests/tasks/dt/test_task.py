@@ -146,7 +146,7 @@ def test_a_run_rolls_out_and_a_model_heeds_returns() -> None:
     ],
 )
 def test_without_an_environment_recorded_episodes_are_what_is_measured(environment: str, message: str) -> None:
-    data = EpisodeData(num_episodes=5, context_length=5, environment=environment)
+    data = EpisodeData(num_episodes=5, context_length=5, environment=environment, max_episode_length=500)
     with pytest.warns(UserWarning, match=message):
         _, metrics = _fitted(data, episodes=2)
     assert "val/return" not in metrics
