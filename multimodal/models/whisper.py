@@ -35,6 +35,9 @@ class WhisperConfig:
     """Most text tokens, the prompt's included."""
     vocab_size: int = 51865
     """Text and special tokens: 51864 for English alone, 51865 or 51866 for many languages."""
+    mask_padding: bool = False
+    """Whether audio is computed at its own length, and padding in a batch attended to by none; the published models
+    were trained on audio padded to `audio_context`, and want it so."""
     encoder: StackConfig = TINY
     """The encoder's layers."""
     decoder: StackConfig = TINY
@@ -75,17 +78,21 @@ class WhisperCache(StackCache):
     def __init__(self, stack: StackCache, padding: Tensor | None) -> None:
         super().__init__(stack.blocks)
         self.padding = padding
+        self.audio_mask: Tensor | None = None
+        """Which audio tokens are sound, bool [B, A]; None = all."""
 
     def reorder(self, index: Tensor, *, context: bool = True) -> None:
         """See `StackCache.reorder`."""
         super().reorder(index, context=context)
         if self.padding is not None:
             self.padding = self.padding.index_select(0, index)
+        if context and self.audio_mask is not None:
+            self.audio_mask = self.audio_mask.index_select(0, index)
 
     def reset(self) -> None:
         """Forget tokens, context and padding."""
         super().reset()
-        self.padding = None
+        self.padding = self.audio_mask = None
 
 
 class Whisper(nn.Module):
@@ -106,18 +113,24 @@ class Whisper(nn.Module):
         self._step_head = PackedWeight()
         nn.init.normal_(self.embed.weight, std=0.02)
 
-    def forward(self, mel: Tensor, tokens: Tensor) -> Tensor:
-        """Spectrograms [B, C, T] and tokens, int64 [B, N], to the logits [B, N, V] of each next token."""
-        return self.decode(tokens, self.encode(mel))
+    def forward(self, mel: Tensor, tokens: Tensor, audio_mask: Tensor | None = None) -> Tensor:
+        """Spectrograms [B, C, T] and tokens, int64 [B, N], to the logits [B, N, V] of each next token; see `encode`."""
+        return self.decode(tokens, self.encode(mel, audio_mask), audio_mask=audio_mask)
 
-    def encode(self, mel: Tensor) -> Tensor:
-        """Log-mel spectrograms [B, C, T] to audio tokens [B, A, D]; ValueError where they are too long."""
+    def encode(self, mel: Tensor, audio_mask: Tensor | None = None) -> Tensor:
+        """Log-mel spectrograms [B, C, T] to audio tokens [B, A, D]; ValueError where they are too long.
+
+        Args:
+            mel: zeros where it is padding.
+            audio_mask: bool [B, A], False where a token is padding, from an even number of frames on: what the others
+                are does then not depend on how much of it there is. None = all are sound.
+        """
         config = self.config
         if mel.dim() != 3 or mel.shape[1] != config.num_mels or mel.shape[2] > 2 * config.audio_context:
             expected = f"[B, {config.num_mels}, at most {2 * config.audio_context}]"
             raise ValueError(f"spectrograms have shape {list(mel.shape)}, expected {expected}")
         x = self.stem(mel)
-        return self.encoder(x + self.audio_positions[: x.shape[1]].to(x.dtype)).last
+        return self.encoder(x + self.audio_positions[: x.shape[1]].to(x.dtype), key_mask=audio_mask).last
 
     def make_cache(self, length: int | None = None, *, padding: Tensor | None = None) -> WhisperCache:
         """An empty cache for decoding step by step.
@@ -133,6 +146,7 @@ class Whisper(nn.Module):
         tokens: Tensor,
         audio: Tensor | None = None,
         *,
+        audio_mask: Tensor | None = None,
         cache: WhisperCache | None = None,
         only: Selection | None = None,
     ) -> Tensor:
@@ -141,6 +155,7 @@ class Whisper(nn.Module):
         Args:
             tokens: int64 [B, N]; with a cache, those that follow the cached ones.
             audio: from `encode`, [B, A, D]; may be None once the cache holds its keys and values.
+            audio_mask: bool [B, A], False where audio is padding; None = nowhere, or as the cache has it.
             cache: from `make_cache`.
             only: the tokens whose logits are wanted: a slice of positions, or positions per row, int64 [B, M].
 
@@ -148,7 +163,11 @@ class Whisper(nn.Module):
             [B, N, V], or as many of N as are wanted.
         """
         x, key_mask = self._embed(tokens, cache)
-        h = self.decoder(x, audio, key_mask=key_mask, cache=cache, only=only).last
+        if cache is not None:
+            if audio is not None:
+                cache.audio_mask = audio_mask
+            audio_mask = cache.audio_mask
+        h = self.decoder(x, audio, key_mask=key_mask, context_key_mask=audio_mask, cache=cache, only=only).last
         return F.linear(h, self.embed.weight) if cache is None else self._step_head(h, self.embed.weight)
 
     def _embed(self, tokens: Tensor, cache: WhisperCache | None) -> tuple[Tensor, Tensor | None]:
