@@ -62,13 +62,13 @@ class SpeechTokenizer:
 
     # ---------------------------------------------------------------------------------------------------- as plain data
 
-    def to_record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain data, the form that checkpoints hold."""
         return {"multilingual": self.multilingual, "tokenizer": json.loads(self.tokenizer.to_str())}
 
     @classmethod
     def from_record(cls, record: Any) -> "SpeechTokenizer":
-        """The reverse of `to_record`, or a record that names one of OpenAI's tables by the number of its languages.
+        """The reverse of `to_dict`, or a record that names one of OpenAI's tables by the number of its languages.
 
         Raises:
             ValueError: it is neither; or OpenAI's tables are not installed.
