@@ -132,12 +132,19 @@ class SpeechTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text; ValueError for a character that the tokenizer does not have."""
+        if unknown := self.unknown(text):
+            raise ValueError(f"character {unknown[0]!r} is not among those of the tokenizer")
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        if isinstance(self.tokenizer.decoder, decoders.Fuse):  # it leaves out what it does not know
-            for character in text:
-                if self.tokenizer.token_to_id(character) is None:
-                    raise ValueError(f"character {character!r} is not among those of the tokenizer")
         return tokens
+
+    @property
+    def spells(self) -> bool:
+        """Whether each token is one character; published tokenizers write any text, words with the space before."""
+        return isinstance(self.tokenizer.decoder, decoders.Fuse)
+
+    def unknown(self, text: str) -> str:
+        """The characters of a text that have no token, which encoding by itself would leave out."""
+        return "".join(one for one in text if self.tokenizer.token_to_id(one) is None) if self.spells else ""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones and timestamps."""

@@ -5,7 +5,7 @@ V vocab_size
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,15 @@ class WhisperConfig:
         return tuple((layer, head) for layer in layers for head in range(self.decoder.num_heads))
 
 
+class WhisperOutput(NamedTuple):
+    """What there is to train."""
+
+    logits: Tensor
+    """[B, N, V] of each next token."""
+    heard: Tensor
+    """[B, A, V]: each audio token against the embedding of the tokens, for a loss on the encoder alone."""
+
+
 class WhisperCache(StackCache):
     """The caches of the decoder, for rows whose prompts may differ in length.
 
@@ -113,9 +122,31 @@ class Whisper(nn.Module):
         self._step_head = PackedWeight()
         nn.init.normal_(self.embed.weight, std=0.02)
 
-    def forward(self, mel: Tensor, tokens: Tensor, audio_mask: Tensor | None = None) -> Tensor:
-        """Spectrograms [B, C, T] and tokens, int64 [B, N], to the logits [B, N, V] of each next token; see `encode`."""
-        return self.decode(tokens, self.encode(mel, audio_mask), audio_mask=audio_mask)
+    @overload
+    def forward(self, mel: Tensor, tokens: Tensor, audio_mask: Tensor | None = None) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, mel: Tensor, tokens: Tensor, audio_mask: Tensor | None = None, *, need_heard: Literal[True]
+    ) -> WhisperOutput: ...
+
+    def forward(
+        self, mel: Tensor, tokens: Tensor, audio_mask: Tensor | None = None, *, need_heard: bool = False
+    ) -> Tensor | WhisperOutput:
+        """Spectrograms and tokens to what follows.
+
+        Args:
+            mel: [B, C, T].
+            tokens: int64 [B, N].
+            audio_mask: bool [B, A], see `encode`.
+            need_heard: return what each audio token says by itself as well; the stacks have one width then.
+
+        Returns:
+            The logits [B, N, V] of each next token.
+        """
+        audio = self.encode(mel, audio_mask)
+        logits = self.decode(tokens, audio, audio_mask=audio_mask)
+        return WhisperOutput(logits, F.linear(audio, self.embed.weight)) if need_heard else logits
 
     def encode(self, mel: Tensor, audio_mask: Tensor | None = None) -> Tensor:
         """Log-mel spectrograms [B, C, T] to audio tokens [B, A, D]; ValueError where they are too long.
