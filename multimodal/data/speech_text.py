@@ -185,8 +185,11 @@ class SpeechTokenizer:
         """Tokens of marks that transcripts have around words, without those that punctuate sentences.
 
         As in the published code a hyphen and an apostrophe are only taken at the beginning of a word, and a sign of
-        music by its first token, which it shares with others of its kind.
+        music by its first token, which it shares with others of its kind. Where tokens are characters there are none:
+        these are what the texts consist of.
         """
+        if self.spells:
+            return []
 
         def tokens(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
