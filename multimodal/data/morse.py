@@ -91,11 +91,22 @@ class Message:
         return torch.from_numpy((gain * (tone + noise)).astype(np.float32))
 
 
-def draw_message(seed: int, index: int, kind: Kind = lambda word: True) -> Message:
-    """The message of that seed and index, of words for which `kind` is true."""
+def draw_message(seed: int, index: int, kind: Kind = lambda word: True, *, practice: bool = False) -> Message:
+    """The message of that seed and index.
+
+    Args:
+        seed, index: what decides all of it.
+        kind: true for words that it may have.
+        practice: begin with single characters: a length from 1 on, and each doubling of it as likely.
+    """
     rng = np.random.default_rng((seed, index))
+    shortest, longest = CHARACTERS
+    if practice:
+        length = int(math.exp(rng.uniform(0, math.log(longest + 1))))
+    else:
+        length = int(rng.integers(shortest, longest + 1))
     return Message(
-        text=_draw_text(rng, kind),
+        text=_draw_text(rng, length, kind),
         words_per_minute=float(rng.uniform(*WORDS_PER_MINUTE)),
         frequency=float(rng.uniform(*FREQUENCIES)),
         snr=float(rng.uniform(*SNRS)),
@@ -108,9 +119,9 @@ def share_of(word: str) -> float:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") / 2**32
 
 
-def _draw_text(rng: Any, kind: Kind) -> str:
-    """Words of random characters, in which there is nothing to guess."""
-    left, words = int(rng.integers(CHARACTERS[0], CHARACTERS[1] + 1)), []
+def _draw_text(rng: Any, left: int, kind: Kind) -> str:
+    """So many characters: words of random ones, in which there is nothing to guess, and spaces."""
+    words = []
     while left > 0:
         length = min(int(rng.integers(1, _LONGEST_WORD + 1)), left)
         if left - length == 1:  # which would be a space with nothing behind it

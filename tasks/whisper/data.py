@@ -51,6 +51,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         augment: random changes; None = none, to measure.
         seed: with the key it decides them.
         together: samples of a batch, over all processes, which are of similar length in training.
+        curriculum: whether the first epoch goes from the shortest to the longest.
 
     Raises:
         ValueError: a text, by its sound's name, that has too many tokens, or in training a character without one.
@@ -67,6 +68,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         augment: SpeechAugment | None,
         seed: int,
         together: int,
+        curriculum: bool,
     ) -> None:
         self.samples = samples
         self.mel = mel
@@ -75,6 +77,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         self.augment = augment
         self.seed = seed
         self.together = together
+        self.curriculum = curriculum
         self.tokens = [self._encode(tokenizer, index) for index in range(len(samples.texts))]
 
     def _encode(self, tokenizer: SpeechTokenizer, index: int) -> list[int]:
@@ -100,10 +103,12 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
     def fingerprint(self) -> str:
         return self.samples.fingerprint
 
-    def shuffle(self, rng: np.random.Generator) -> NDArray[np.int64]:
+    def shuffle(self, rng: np.random.Generator, epoch: int) -> NDArray[np.int64]:
         """A random order in which those that make a batch have similar lengths."""
         order, size = rng.permutation(len(self)), self.together
         seconds = np.asarray(self.samples.seconds)
+        if self.curriculum and epoch == 0:
+            return order[np.argsort(seconds[order], kind="stable")]
         pools = [order[at : at + _SORTED * size] for at in range(0, len(order), _SORTED * size)]
         order = np.concatenate([pool[np.argsort(seconds[pool], kind="stable")] for pool in pools])
         whole = len(order) // size * size
@@ -176,6 +181,8 @@ class SpeechData(TaskData):
         audio_context: Most audio tokens, of two frames each.
         text_context: Most text tokens, the prompt's included.
         mask_padding: Cut a batch at its longest sound.
+        curriculum: Go from the shortest sounds to the longest in the first epoch (SortaGrad, "Deep Speech 2", Amodei et
+            al. 2016, section 3.2).
         augment: Random changes in training.
         **loader: Options of the loaders and of the split.
 
@@ -200,6 +207,7 @@ class SpeechData(TaskData):
         audio_context: int,
         text_context: int,
         mask_padding: bool,
+        curriculum: bool = False,
         augment: SpeechAugment = NO_AUGMENTATION,
         **loader: Any,
     ) -> None:
@@ -216,6 +224,7 @@ class SpeechData(TaskData):
         )
         self.audio_context = audio_context
         self.text_context = text_context
+        self.curriculum = curriculum
         self.augment = augment
         self.collate = partial(collate, size=None if mask_padding else _STRIDE * audio_context)
         self.tokenizer, self.vocab_size = self._tokenizer(tokenizer)
@@ -255,6 +264,7 @@ class SpeechData(TaskData):
             augment=self.augment if split == "train" else None,
             seed=self.seed,
             together=self.batch_size * (self.trainer.world_size if self.trainer else 1),
+            curriculum=self.curriculum,
         )
 
     def _samples(self, split: str) -> Samples:

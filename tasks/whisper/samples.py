@@ -82,7 +82,7 @@ ALPHABET = " " + "".join(CODE)
 
 
 class Morse:
-    """Messages in Morse code, from the shortest to the longest.
+    """Messages in Morse code, from the shortest to the longest. Those to train on are oftener short, down to a letter.
 
     Args:
         split: train, val or test.
@@ -92,7 +92,9 @@ class Morse:
     def __init__(self, split: str, count: int) -> None:
         low, high = SHARES[split]
         drawn = [
-            draw_message(SERIES[split], index, lambda word: low <= share_of(word) < high)
+            draw_message(
+                SERIES[split], index, lambda word: low <= share_of(word) < high, practice=split == "train"
+            )
             for index in range(HELD_OUT.get(split, count))
         ]
         self.messages: list[Message] = sorted(drawn, key=lambda message: message.seconds)

@@ -43,6 +43,13 @@ def test_messages_are_within_their_limits() -> None:
     assert {character for one in messages for character in one.text} == {" ", *CODE}
 
 
+def test_practice_begins_with_single_characters() -> None:
+    lengths = np.array([len(draw_message(0, index, practice=True).text) for index in range(2000)])
+    assert (lengths.min(), lengths.max()) == (1, CHARACTERS[1])
+    shares = [np.mean((low <= lengths) & (lengths < 2 * low)) for low in (1, 2, 4, 8, 16)]
+    assert shares == pytest.approx([np.log(2) / np.log(41)] * 5, abs=0.03)
+
+
 def test_words_are_of_the_kind_that_is_asked_for() -> None:
     words = [{w for i in range(100) for w in draw_message(0, i, kind).text.split()} for kind in (_below, _above)]
     assert words[0]

@@ -112,3 +112,30 @@ def test_cross_weights_of_the_chosen_heads() -> None:
     assert_close(logits, model.decode(tokens, audio))
     assert weights.shape == (2, 2, 6, 10)
     assert_close(weights.sum(-1), torch.ones(2, 2, 6))
+
+
+@torch.no_grad()
+def test_sounds_of_several_lengths_are_as_each_alone() -> None:
+    model, lengths = build(mask_padding=True), (7, 12, 1)
+    mel, tokens = torch.randn(3, 8, 24), torch.randint(30, (3, 4))
+    mask = torch.arange(12) < torch.tensor(lengths)[:, None]
+    mel = mel * mask.repeat_interleave(2, dim=1)[:, None]
+    both = model(mel, tokens, mask)
+    cache = model.make_cache()
+    audio = model.encode(mel, mask)
+    first = model.decode(tokens[:, :2], audio, audio_mask=mask, cache=cache)
+    cache.reorder(torch.tensor([2, 0]))
+    second = model.decode(tokens[[2, 0], 2:], cache=cache)
+    assert_close(first, both[:, :2])
+    assert_close(second, both[[2, 0], 2:])
+    for row, length in enumerate(lengths):
+        alone = model(mel[row : row + 1, :, : 2 * length], tokens[row : row + 1])
+        assert_close(both[row : row + 1], alone)
+
+
+def test_what_each_audio_token_says_by_itself() -> None:
+    model = build()
+    mel, tokens = torch.randn(2, 8, 24), torch.randint(30, (2, 4))
+    found = model(mel, tokens, need_heard=True)
+    assert_close(found.logits, model(mel, tokens))
+    assert_close(found.heard, model.encode(mel) @ model.embed.weight.T)

@@ -85,6 +85,13 @@ def test_recordings_of_a_batch_have_similar_lengths(tmp_path: Path) -> None:
     assert [key[1] for key in sampler] == epochs[1][24:]
 
 
+def test_a_curriculum_begins_with_the_shortest(root: Path) -> None:
+    dataset = ready(root=str(root), curriculum=True).datasets["train"]
+    rng = np.random.default_rng(0)
+    assert dataset.shuffle(rng, 0).tolist() == list(range(len(dataset))), "samples lie in the order of their length"
+    assert dataset.shuffle(rng, 1).tolist() != list(range(len(dataset)))
+
+
 def test_augmentation_is_a_function_of_seed_epoch_and_index(root: Path) -> None:
     augment = SpeechAugment(speed=0.2, time_masks=1, channel_masks=1)
     dataset = ready(root=str(root), augment=augment).datasets["train"]
