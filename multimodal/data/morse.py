@@ -23,6 +23,8 @@ CODE = {entry[0]: entry[1:] for entry in _TABLE.split()}
 """Dots and dashes of each character (ITU-R M.1677-1)."""
 CHARACTERS = (5, 40)
 """Least and greatest length of a text, its spaces included."""
+WORDS = (2, 8)
+"""Least and greatest length of a word."""
 WORDS_PER_MINUTE = (12.0, 30.0)
 FREQUENCIES = (400.0, 900.0)
 """Hertz of the tone."""
@@ -31,7 +33,6 @@ SNRS = (-5.0, 20.0)
 LOWEST_RATE = 2000
 """Samples a second that carry the highest tone, drift included."""
 _BAND = 2000.0
-_LONGEST_WORD = 8
 _DRIFT = 10.0
 """Hertz by which a tone wanders to either side."""
 _FADE = 0.5
@@ -96,13 +97,15 @@ def draw_message(seed: int, index: int, kind: Kind = lambda word: True, *, pract
 
     Args:
         seed, index: what decides all of it.
-        kind: true for words that it may have.
-        practice: begin with single characters: a length from 1 on, and each doubling of it as likely.
+        kind: true for words that it may have; a single character is no word.
+        practice: to learn from: half of the texts are one or two characters, for the others each doubling of the length
+            from there on is as likely.
     """
     rng = np.random.default_rng((seed, index))
     shortest, longest = CHARACTERS
     if practice:
-        length = int(math.exp(rng.uniform(0, math.log(longest + 1))))
+        short = rng.random() < 0.5
+        length = int(rng.integers(1, 3)) if short else int(math.exp(rng.uniform(math.log(3), math.log(longest + 1))))
     else:
         length = int(rng.integers(shortest, longest + 1))
     return Message(
@@ -121,13 +124,14 @@ def share_of(word: str) -> float:
 
 def _draw_text(rng: Any, left: int, kind: Kind) -> str:
     """So many characters: words of random ones, in which there is nothing to guess, and spaces."""
-    words = []
+    words: list[str] = []
+    if left == 1:  # which is no word, and of any kind
+        return _draw_word(rng, 1, lambda word: True)
     while left > 0:
-        length = min(int(rng.integers(1, _LONGEST_WORD + 1)), left)
-        if left - length == 1:  # which would be a space with nothing behind it
-            length += 1 if length < _LONGEST_WORD else -1
-        words.append(_draw_word(rng, length, kind))
-        left -= length + 1
+        # What remains is nothing, or a space and a word.
+        lengths = [n for n in range(WORDS[0], min(WORDS[1], left) + 1) if left - n not in range(1, WORDS[0] + 1)]
+        words.append(_draw_word(rng, lengths[int(rng.integers(len(lengths)))], kind))
+        left -= len(words[-1]) + 1
     return " ".join(words)
 
 

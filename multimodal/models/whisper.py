@@ -35,6 +35,8 @@ class WhisperConfig:
     """Most text tokens, the prompt's included."""
     vocab_size: int = 51865
     """Text and special tokens: 51864 for English alone, 51865 or 51866 for many languages."""
+    stem_kernels: tuple[int, int] = (3, 3)
+    """Frames that the two convolutions before the encoder see; from scratch, wide ones learn far sooner."""
     mask_padding: bool = False
     """Whether audio is computed at its own length, and padding in a batch attended to by none; the published models
     were trained on audio padded to `audio_context`, and want it so."""
@@ -49,6 +51,8 @@ class WhisperConfig:
         for name in ("num_mels", "audio_context", "text_context", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if any(kernel < 1 or kernel % 2 == 0 for kernel in self.stem_kernels):
+            raise ValueError(f"stem_kernels is {self.stem_kernels}, expected odd numbers")
         if self.encoder.embed_dim % 2:
             raise ValueError(f"encoder.embed_dim is {self.encoder.embed_dim}, expected an even number")
         for layer, head in self.alignment_heads or ():
@@ -111,7 +115,7 @@ class Whisper(nn.Module):
         super().__init__()
         self.config = config
         width, dim = config.encoder.embed_dim, config.decoder.embed_dim
-        self.stem = AudioStem(config.num_mels, width)
+        self.stem = AudioStem(config.num_mels, width, config.stem_kernels)
         # A sinusoid that published files store, some of them rounded: so it is loaded like a weight.
         self.audio_positions: Tensor
         self.register_buffer("audio_positions", sinusoid(config.audio_context, width, "whisper"))
@@ -160,7 +164,7 @@ class Whisper(nn.Module):
         if mel.dim() != 3 or mel.shape[1] != config.num_mels or mel.shape[2] > 2 * config.audio_context:
             expected = f"[B, {config.num_mels}, at most {2 * config.audio_context}]"
             raise ValueError(f"spectrograms have shape {list(mel.shape)}, expected {expected}")
-        x = self.stem(mel)
+        x = self.stem(mel, None if audio_mask is None else audio_mask.repeat_interleave(2, dim=1)[:, : mel.shape[2]])
         return self.encoder(x + self.audio_positions[: x.shape[1]].to(x.dtype), key_mask=audio_mask).last
 
     def make_cache(self, length: int | None = None, *, padding: Tensor | None = None) -> WhisperCache:

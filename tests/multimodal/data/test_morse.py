@@ -11,6 +11,7 @@ from multimodal.data.morse import (
     CODE,
     FREQUENCIES,
     SNRS,
+    WORDS,
     WORDS_PER_MINUTE,
     Message,
     draw_message,
@@ -43,17 +44,22 @@ def test_messages_are_within_their_limits() -> None:
     assert {character for one in messages for character in one.text} == {" ", *CODE}
 
 
-def test_practice_begins_with_single_characters() -> None:
-    lengths = np.array([len(draw_message(0, index, practice=True).text) for index in range(2000)])
+def test_practice_is_mostly_short() -> None:
+    lengths = np.array([len(draw_message(0, index, _above, practice=True).text) for index in range(2000)])
     assert (lengths.min(), lengths.max()) == (1, CHARACTERS[1])
-    shares = [np.mean((low <= lengths) & (lengths < 2 * low)) for low in (1, 2, 4, 8, 16)]
-    assert shares == pytest.approx([np.log(2) / np.log(41)] * 5, abs=0.03)
+    assert np.mean(lengths == 1) == pytest.approx(0.25, abs=0.03)
+    assert np.mean(lengths == 2) == pytest.approx(0.25, abs=0.03)
+    shares = [np.mean((low <= lengths) & (lengths < 2 * low)) for low in (3, 6, 12)]
+    assert shares == pytest.approx([0.5 * np.log(2) / np.log(41 / 3)] * 3, abs=0.03)
+    singles = {draw_message(0, index, _above, practice=True).text for index in range(2000)} & set(CODE)
+    assert singles == set(CODE), "single characters are of any kind"
 
 
 def test_words_are_of_the_kind_that_is_asked_for() -> None:
     words = [{w for i in range(100) for w in draw_message(0, i, kind).text.split()} for kind in (_below, _above)]
     assert words[0]
     assert words[1]
+    assert {len(word) for word in words[0]} == set(range(WORDS[0], WORDS[1] + 1))
     assert not words[0] & words[1]
 
 
