@@ -1,6 +1,6 @@
 """Spoken digits from scratch by configs/whisper_digits.yaml: WER on held-out recordings, and on a left-out speaker.
 
-    python benchmarks/fsdd.py --root FOLDER [--speakers theo] [--seed 0]
+python benchmarks/fsdd.py --root FOLDER [--speakers theo] [--seed 0]
 """
 
 import argparse
@@ -30,7 +30,9 @@ def measure(name: str, root: str, seed: int, flags: list[str]) -> str:
         (run,) = (Path(folder) / "whisper").iterdir()
         found = [row for row in read_metrics(run) if "test/wer" in row][-1]
         seconds = json.loads((run / "summary.json").read_text())["seconds"]
-    return f"| {name} | {100 * found['test/wer']:.1f} % | {100 * found['test/cer']:.1f} % | {seconds:.0f} | {wall:.0f} |"
+    return (
+        f"| {name} | {100 * found['test/wer']:.1f} % | {100 * found['test/cer']:.1f} % | {seconds:.0f} | {wall:.0f} |"
+    )
 
 
 def speakers(root: str) -> list[str]:

@@ -219,9 +219,7 @@ class SpeechData(TaskData):
         self.in_memory = self.name == "morse"
         self.table = table
         self.num_messages = num_messages
-        self.preprocess = LogMel(
-            num_mels=num_mels, sample_rate=sample_rate, fft_size=fft_size, hop_length=hop_length
-        )
+        self.preprocess = LogMel(num_mels=num_mels, sample_rate=sample_rate, fft_size=fft_size, hop_length=hop_length)
         self.audio_context = audio_context
         self.text_context = text_context
         self.curriculum = curriculum

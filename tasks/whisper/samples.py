@@ -92,9 +92,7 @@ class Morse:
     def __init__(self, split: str, count: int) -> None:
         low, high = SHARES[split]
         drawn = [
-            draw_message(
-                SERIES[split], index, lambda word: low <= share_of(word) < high, practice=split == "train"
-            )
+            draw_message(SERIES[split], index, lambda word: low <= share_of(word) < high, practice=split == "train")
             for index in range(HELD_OUT.get(split, count))
         ]
         self.messages: list[Message] = sorted(drawn, key=lambda message: message.seconds)

@@ -51,7 +51,9 @@ class WhisperModule(TaskModule):
         whisper = Whisper(WhisperConfig(**model))
         widths = whisper.config.encoder.embed_dim, whisper.config.decoder.embed_dim
         if ctc_weight and widths[0] != widths[1]:
-            raise ValueError(f"ctc_weight is {ctc_weight}, but encoder and decoder are {widths} wide: expected one width")
+            raise ValueError(
+                f"ctc_weight is {ctc_weight}, but encoder and decoder are {widths} wide: expected one width"
+            )
         self.label_smoothing = label_smoothing
         self.ctc_weight = ctc_weight
         self.normalize: Normalization = normalize

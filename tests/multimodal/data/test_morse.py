@@ -96,7 +96,7 @@ def test_the_tone_is_where_and_as_loud_as_it_is_said(snr: float) -> None:
 
 
 def test_a_rate_that_cannot_carry_the_tone_is_refused() -> None:
-    with pytest.raises(ValueError, match="^sample_rate is 1000, expected at least 2000 for Morse code$"):
+    with pytest.raises(ValueError, match=r"^sample_rate is 1000, expected at least 2000 for Morse code$"):
         draw_message(0, 0).sound(1000)
 
 

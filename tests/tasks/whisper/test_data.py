@@ -17,7 +17,13 @@ from tasks.whisper.samples import Morse
 from tests.tasks.test_export import tiny
 from tests.tasks.whisper.spoken import write_table
 
-OPTIONS: dict[str, Any] = {"num_mels": 8, "audio_context": 100, "text_context": 20, "mask_padding": True, "num_workers": 0}
+OPTIONS: dict[str, Any] = {
+    "num_mels": 8,
+    "audio_context": 100,
+    "text_context": 20,
+    "mask_padding": True,
+    "num_workers": 0,
+}
 TEXTS = {f"{name}.wav": f"word {name}" for name in "abcdefghijkl"}
 
 
@@ -137,8 +143,8 @@ def test_a_character_that_training_has_not_is_measured_as_wrong_but_not_trained_
     assert "".join(map(chr, item["text"].tolist())) == "aéb"
     assert len(item["tokens"]) == 4, "prompt, a and b"
     save(tmp_path / "w.safetensors", tiny("whisper"))
+    (root / "t.tsv").write_text("file\ttext\n" + "".join(f"{n}.wav\taéb\n" for n in range(6)))
     with pytest.raises(ValueError, match=r"\d\.wav: its text has 'é', expected characters that the tokenizer has$"):
-        (root / "t.tsv").write_text("file\ttext\n" + "".join(f"{n}.wav\taéb\n" for n in range(6)))
         ready(root=str(root), tokenizer=str(tmp_path / "w.safetensors"))
 
 
@@ -153,15 +159,17 @@ def test_the_tokenizer_of_a_checkpoint(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dataset": "table", "source": "https://x"}, "data.root is missing, expected --data.root FOLDER for data.dataset "
-         "table; the data come from https://x"),
+        (
+            {"dataset": "table", "source": "https://x"},
+            "data.root is missing, expected --data.root FOLDER for data.dataset table; the data come from https://x",
+        ),
         ({"dataset": "morse", "root": "x"}, "data.root is x and data.dataset morse, which needs none: expected one of"),
         ({"root": "/nowhere"}, "data root /nowhere: no such folder, expected a folder of recordings"),
         ({"num_messages": 0}, "num_messages is 0, expected at least 1"),
         ({"tokenizer": "/nowhere.json"}, "data.tokenizer /nowhere.json: no such file, expected a tokenizer.json"),
         ({"hop_length": 160}, "model.audio_context is 100, which are 2.0 s, expected the "),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         ready(**options)
@@ -170,5 +178,7 @@ def test_what_cannot_be_is_one_line(options: dict[str, Any], message: str) -> No
 def test_a_text_that_is_too_long_is_named(root: Path) -> None:
     table = root / "t.tsv"
     table.write_text(table.read_text().replace("word f", "w" * 600))
-    with pytest.raises(ValueError, match=r"f\.wav: its text has 602 tokens with the prompt, expected at most 20 \(model"):
+    with pytest.raises(
+        ValueError, match=r"f\.wav: its text has 602 tokens with the prompt, expected at most 20 \(model"
+    ):
         ready(root=str(root), val_fraction=0.01, test_fraction=0.0)

@@ -69,11 +69,13 @@ def test_bad_rows_are_named_in_one_line_and_left_out(root: Path) -> None:
         *("a.wav\t \t", "b.wav\twith\ta tab\tin it", "gone.wav\tx", "../secret.wav\tx", "/etc/passwd\tx", "\tx"),
         *("c.wav\tgood", "c.wav\tagain", "none.wav\tx", "long.wav\tx", "one.wav\tx", "empty.wav\tx"),
     ]
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="rows left out") as told:
         found = read(root, "file\ttext\tother\n" + "\n".join(rows) + "\n")
     assert shown(found) == {"train": {"c.wav": "good"}}
     (line,) = [str(one.message) for one in told]
-    assert line.startswith(f"{root / 't.tsv'}: 11 of 12 rows left out: row 2: no text of a.wav; row 3: more cells than ")
+    assert line.startswith(
+        f"{root / 't.tsv'}: 11 of 12 rows left out: row 2: no text of a.wav; row 3: more cells than "
+    )
     assert line.endswith("and 6 more")
     problems = {
         "../secret.wav": f"../secret.wav lies outside of {root}",
@@ -140,7 +142,9 @@ def test_a_folder_of_audio_beside_texts(tmp_path: Path) -> None:
     write(tmp_path / "train/d.wav")
     write(tmp_path / "train/e.wav")
     (tmp_path / "train/e.txt").write_bytes(b"\xff\xfe")
-    with pytest.warns(UserWarning, match=r"2 of 5 recordings left out: train/d\.wav: no d\.txt beside it; train/e\.wav"):
+    with pytest.warns(
+        UserWarning, match=r"2 of 5 recordings left out: train/d\.wav: no d\.txt beside it; train/e\.wav"
+    ):
         found = read_folder(tmp_path, LIMITS)
     assert shown(found) == {
         "train": {"train/b.wav": "says b", "train/x/a.wav": "says x/a"},

@@ -131,7 +131,14 @@ def test_a_few_clips_are_learned_by_heart_and_end(run: Run, words: Path, tmp_pat
     flags = [
         *PLAIN["whisper"],
         *(f for part in ("encoder", "decoder") for f in (f"--model.{part}.embed_dim", "48")),
-        *("--model.encoder.rope", "null", "--model.encoder.attention", "auto", "--model.encoder.attention_options", "{}"),
+        *(
+            "--model.encoder.rope",
+            "null",
+            "--model.encoder.attention",
+            "auto",
+            "--model.encoder.attention_options",
+            "{}",
+        ),
         *("--data.root", words, "--data.batch_size", "3", "--data.val_fraction", "0.01", "--data.test_fraction", "0"),
         *("--data.curriculum", "false", "--trainer.max_steps", "60", "--trainer.max_epochs", "-1"),
         *("--trainer.overfit_batches", "1", "--model.lr", "0.01", "--trainer.default_root_dir", tmp_path),
