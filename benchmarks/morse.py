@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import jiwer
@@ -74,7 +75,7 @@ def draw(messages: list[Message], texts: list[str], place: Path) -> float:
     """CER against the noise; returns that over all."""
     snrs = np.array([one.snr for one in messages])
     centres, rates = (BINS[:-1] + BINS[1:]) / 2, []
-    for low, high in zip(BINS[:-1], BINS[1:], strict=True):
+    for low, high in pairwise(BINS):
         chosen = np.flatnonzero((low <= snrs) & (snrs < high))
         rates.append(jiwer.cer([messages[at].text for at in chosen], [texts[at] for at in chosen]))
     figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")

@@ -2,8 +2,8 @@
 
     python benchmarks/whisper_speed.py --weights tiny.en.pt --root utterances [--rounds 7]
 
-All have the same weights. From samples in memory to text: spectrogram, encoder, decoder with timestamps, at temperature
-0. Clips of 30 seconds are put together from the recordings of the table in root (columns file, lang, text); by it WER is
+All have the same weights. From samples in memory to text: spectrogram, encoder, decoder with timestamps, temperature 0.
+Clips of 30 seconds are put together from the recordings of the table in root (columns file, lang, text); by it WER is
 counted as well, with Whisper's English normalizer. CTranslate2 is given our spectrogram and decodes one window.
 """
 

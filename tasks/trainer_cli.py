@@ -187,7 +187,7 @@ class TaskCLI(LightningCLI):
         return [*base, "--config", json.dumps(self._config_of(self.checkpoint, starts_anew=starts_anew))]
 
     def _config_of(self, checkpoint: pretrained.Checkpoint, *, starts_anew: bool) -> dict[str, Any]:
-        """What a checkpoint decides: architecture, preprocessing, tokenizer and, unless training starts anew, the classes."""
+        """What a checkpoint decides: model, preprocessing, tokenizer and, unless training starts anew, the classes."""
         run_folder = find_run(self.source) if self.verb != "fit" else None
         data = dict(read_config(run_folder).get("data") or {}) if run_folder else {}
         data |= checkpoint.preprocess or {}

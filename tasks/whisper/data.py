@@ -34,6 +34,8 @@ _STRIDE = 2
 """Frames of an audio token."""
 _SORTED = 50
 """Batches whose samples are dealt out by length."""
+_GRAIN = 2.0
+"""Seconds in which lengths are told apart: by finer ones short words would come in batches of one word each."""
 NO_AUGMENTATION, TABLE = SpeechAugment(), TableOptions()
 
 
@@ -106,11 +108,11 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
     def shuffle(self, rng: np.random.Generator, epoch: int) -> NDArray[np.int64]:
         """A random order in which those that make a batch have similar lengths."""
         order, size = rng.permutation(len(self)), self.together
-        seconds = np.asarray(self.samples.seconds)
+        length = np.ceil(np.asarray(self.samples.seconds) / _GRAIN)
         if self.curriculum and epoch == 0:
-            return order[np.argsort(seconds[order], kind="stable")]
+            return order[np.argsort(length[order], kind="stable")]
         pools = [order[at : at + _SORTED * size] for at in range(0, len(order), _SORTED * size)]
-        order = np.concatenate([pool[np.argsort(seconds[pool], kind="stable")] for pool in pools])
+        order = np.concatenate([pool[np.argsort(length[pool], kind="stable")] for pool in pools])
         whole = len(order) // size * size
         batches = rng.permutation(order[:whole].reshape(-1, size))
         return np.concatenate([batches.ravel(), order[whole:]])
@@ -190,7 +192,7 @@ class SpeechData(TaskData):
         ValueError: no root where the data set needs one, or one where it takes none; data that are missing or broken.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a checkpoint says of a spectrogram are flags
         self,
         *,
         dataset: DatasetName | None = None,

@@ -92,10 +92,12 @@ def test_recordings_of_a_batch_have_similar_lengths(tmp_path: Path) -> None:
 
 
 def test_a_curriculum_begins_with_the_shortest(root: Path) -> None:
-    dataset = ready(root=str(root), curriculum=True).datasets["train"]
-    rng = np.random.default_rng(0)
-    assert dataset.shuffle(rng, 0).tolist() == list(range(len(dataset))), "samples lie in the order of their length"
-    assert dataset.shuffle(rng, 1).tolist() != list(range(len(dataset)))
+    lengths = {name: 0.2 * (1 + at) for at, name in enumerate("abcdefghijkl")}
+    data = ready(root=str(write_table(root, TEXTS, **lengths)), curriculum=True, audio_context=200)
+    dataset, rng = data.datasets["train"], np.random.default_rng(0)
+    assert (np.diff(np.ceil(np.array(dataset.samples.seconds)[dataset.shuffle(rng, 0)] / 2)) >= 0).all()
+    assert dataset.shuffle(rng, 0).tolist() != dataset.shuffle(rng, 0).tolist(), "but what is alike comes in any order"
+    assert (np.diff(np.ceil(np.array(dataset.samples.seconds)[dataset.shuffle(rng, 1)] / 2)) < 0).any()
 
 
 def test_augmentation_is_a_function_of_seed_epoch_and_index(root: Path) -> None:
