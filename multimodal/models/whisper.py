@@ -203,7 +203,9 @@ class Whisper(nn.Module):
                 cache.audio_mask = audio_mask
             audio_mask = cache.audio_mask
         h = self.decoder(x, audio, key_mask=key_mask, context_key_mask=audio_mask, cache=cache, only=only).last
-        return F.linear(h, self.embed.weight) if cache is None else self._step_head(h, self.embed.weight)
+        if cache is None and not torch.is_grad_enabled():  # of many tokens at once
+            return F.linear(h, self.embed.weight)
+        return self._step_head(h, self.embed.weight)
 
     def _embed(self, tokens: Tensor, cache: WhisperCache | None) -> tuple[Tensor, Tensor | None]:
         """Embedded tokens [B, N, D], and which keys are no padding, bool [B, Nk], where any are."""
