@@ -66,7 +66,7 @@ PLAIN = {
         *(flag for part in ("encoder", "decoder") for flag in (f"--model.{part}.depth", "1")),
         *(flag for part in ("encoder", "decoder") for flag in (f"--model.{part}.embed_dim", "16")),
         *(flag for part in ("encoder", "decoder") for flag in (f"--model.{part}.num_heads", "2")),
-        *("--data.num_messages", "48", "--data.batch_size", "8"),
+        *("--data.num_messages", "48", "--data.batch_size", "8", "--data.num_workers", "0"),
         *("--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "2", "--trainer.log_every_n_steps", "2"),
     ],
 }
