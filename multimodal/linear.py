@@ -45,7 +45,8 @@ def _fuses(layer: nn.Module, x: Tensor, activation: nn.Module) -> bool:
 class PackedWeight:
     """The product of a few rows with a large matrix, for decoding on CPU: the matrix is kept in oneDNN's own layout.
 
-    It is packed at the first product, and again when the weight has changed; a second copy of it is in memory.
+    It is packed at the first product, and again when the weight has changed, or may have changed since it was asked for
+    a product with gradients; a second copy of it is in memory.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,8 @@ class PackedWeight:
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [..., in_features] times weight [out_features, in_features], as `torch.nn.functional.linear` has it."""
+        if torch.is_grad_enabled():  # who trains may change the weight, which a fused optimizer does unseen
+            self._key = self._packed = None
         if not self._packs(x, weight):
             return torch.nn.functional.linear(x, weight)
         key = (weight.data_ptr(), weight._version, weight.dtype)

@@ -315,6 +315,11 @@ def mean_over_processes(value: Tensor) -> Tensor:
     return value / dist.get_world_size()
 
 
+def masked_mean(losses: Tensor, counted: Tensor) -> Tensor:
+    """The mean over what counts, by its number in all processes; 0 where none does."""
+    return (losses * counted).sum() / mean_over_processes(counted.sum()).clamp(min=1)
+
+
 def _sums(metrics: MetricCollection) -> dict[str, dict[str, Any]]:
     """What the metrics have added up so far, over all processes."""
     saved = {}

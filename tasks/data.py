@@ -20,8 +20,8 @@ Sample = TypeVar("Sample")
 Key = tuple[int, int] | tuple[int, int, int]
 """Epoch, index and, with repeated augmentation, which repeat: what a dataset is asked for, so that augmentation can
 differ each time."""
-Shuffle = Callable[[np.random.Generator], NDArray[np.int64]]
-"""Makes a random order of all samples."""
+Shuffle = Callable[[np.random.Generator, int], NDArray[np.int64]]
+"""Makes a random order of all samples for an epoch."""
 Split = Callable[[Sequence[Any], Sequence[float], int], list[list[int]]]
 """Groups of samples, shares to hold out and a seed, to the indices of what remains and of each share, ascending."""
 
@@ -45,7 +45,8 @@ class EpochSampler(Sampler[Key]):
         world_size: number of processes.
         repeats: how often a sample comes in a training epoch, in a row, so that the processes get its repeats in turn;
             the epoch's length stays, with fewer samples in it ("Augment Your Batch", Hoffer et al. 2020, as in DeiT).
-        shuffle: a random order of the samples, int64 [length], from a generator; None = any order is as likely.
+        shuffle: a random order of the samples, int64 [length], from a generator and the epoch; None = any order is as
+            likely.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class EpochSampler(Sampler[Key]):
         if not self.training:
             return ((self.epoch, index) for index in range(self.rank, self.length, self.world_size))
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = rng.permutation(self.length) if self.shuffle is None else self.shuffle(rng)
+        order = rng.permutation(self.length) if self.shuffle is None else self.shuffle(rng, self.epoch)
         mine = range(self.rank, self.length - self.length % self.world_size, self.world_size)
         if self.repeats == 1:
             return ((self.epoch, int(order[at])) for at in mine)

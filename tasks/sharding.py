@@ -11,7 +11,7 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from pytorch_lightning.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
@@ -29,6 +29,9 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     for module in [part for part in model.modules() if isinstance(part, Block)]:
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    for name in ("encode", "decode"):  # which are called by themselves where texts are generated
+        if hasattr(model, name):
+            register_fsdp_forward_method(model, name)
 
 
 def choose_strategy(strategy: Any, ema_decay: float | None) -> Any:

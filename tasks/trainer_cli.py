@@ -187,12 +187,14 @@ class TaskCLI(LightningCLI):
         return [*base, "--config", json.dumps(self._config_of(self.checkpoint, starts_anew=starts_anew))]
 
     def _config_of(self, checkpoint: pretrained.Checkpoint, *, starts_anew: bool) -> dict[str, Any]:
-        """What a checkpoint decides: architecture, preprocessing and, unless training starts anew, the classes."""
+        """What a checkpoint decides: model, preprocessing, tokenizer and, unless training starts anew, the classes."""
         run_folder = find_run(self.source) if self.verb != "fit" else None
         data = dict(read_config(run_folder).get("data") or {}) if run_folder else {}
         data |= checkpoint.preprocess or {}
         if not starts_anew:
             data["labels"] = checkpoint.labels
+        if checkpoint.tokenizer is not None:  # by its place: a config of 50,000 tokens would be no config
+            data["tokenizer"] = self.source
         options = self.parser.get_defaults(skip_validation=True)  # without those that links set
         return {
             group: {name: value for name, value in values.items() if f"{group}.{name}" in options}

@@ -41,20 +41,28 @@ class AudioStem(nn.Module):
     Args:
         num_mels: channels of the spectrogram.
         embed_dim: width of a token.
+        kernels: frames that each convolution sees, odd numbers; the published ones see 3.
     """
 
-    def __init__(self, num_mels: int, embed_dim: int) -> None:
+    def __init__(self, num_mels: int, embed_dim: int, kernels: tuple[int, int] = (3, 3)) -> None:
         super().__init__()
-        self.conv1 = nn.Conv1d(num_mels, embed_dim, 3, padding=1)
-        self.conv2 = nn.Conv1d(embed_dim, embed_dim, 3, stride=2, padding=1)
+        first, second = kernels
+        self.conv1 = nn.Conv1d(num_mels, embed_dim, first, padding=first // 2)
+        self.conv2 = nn.Conv1d(embed_dim, embed_dim, second, stride=2, padding=second // 2)
         for convolution in (self.conv1, self.conv2):
-            nn.init.normal_(convolution.weight, std=0.02)
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
             assert convolution.bias is not None
             nn.init.zeros_(convolution.bias)
 
-    def forward(self, mel: Tensor) -> Tensor:
-        """[B, C, T] -> [B, ceil(T / 2), D]."""
-        return F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2)
+    def forward(self, mel: Tensor, valid: Tensor | None = None) -> Tensor:
+        """[B, C, T] -> [B, ceil(T / 2), D].
+
+        Frames that are not `valid`, bool [B, T], must be zeros, and stay so between the convolutions.
+        """
+        x = F.gelu(self.conv1(mel))
+        if valid is not None:
+            x = x * valid[:, None]
+        return F.gelu(self.conv2(x)).transpose(1, 2)
 
 
 class ImageEmbed(nn.Module):

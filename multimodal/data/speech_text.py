@@ -62,13 +62,13 @@ class SpeechTokenizer:
 
     # ---------------------------------------------------------------------------------------------------- as plain data
 
-    def to_record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain data, the form that checkpoints hold."""
         return {"multilingual": self.multilingual, "tokenizer": json.loads(self.tokenizer.to_str())}
 
     @classmethod
     def from_record(cls, record: Any) -> "SpeechTokenizer":
-        """The reverse of `to_record`, or a record that names one of OpenAI's tables by the number of its languages.
+        """The reverse of `to_dict`, or a record that names one of OpenAI's tables by the number of its languages.
 
         Raises:
             ValueError: it is neither; or OpenAI's tables are not installed.
@@ -132,12 +132,19 @@ class SpeechTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text; ValueError for a character that the tokenizer does not have."""
+        if unknown := self.unknown(text):
+            raise ValueError(f"character {unknown[0]!r} is not among those of the tokenizer")
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        if isinstance(self.tokenizer.decoder, decoders.Fuse):  # it leaves out what it does not know
-            for character in text:
-                if self.tokenizer.token_to_id(character) is None:
-                    raise ValueError(f"character {character!r} is not among those of the tokenizer")
         return tokens
+
+    @property
+    def spells(self) -> bool:
+        """Whether each token is one character; published tokenizers write any text, words with the space before."""
+        return isinstance(self.tokenizer.decoder, decoders.Fuse)
+
+    def unknown(self, text: str) -> str:
+        """The characters of a text that have no token, which encoding by itself would leave out."""
+        return "".join(one for one in text if self.tokenizer.token_to_id(one) is None) if self.spells else ""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones and timestamps."""
@@ -178,8 +185,11 @@ class SpeechTokenizer:
         """Tokens of marks that transcripts have around words, without those that punctuate sentences.
 
         As in the published code a hyphen and an apostrophe are only taken at the beginning of a word, and a sign of
-        music by its first token, which it shares with others of its kind.
+        music by its first token, which it shares with others of its kind. Where tokens are characters there are none:
+        these are what the texts consist of.
         """
+        if self.spells:
+            return []
 
         def tokens(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False).ids

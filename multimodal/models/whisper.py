@@ -5,7 +5,7 @@ V vocab_size
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,11 @@ class WhisperConfig:
     """Most text tokens, the prompt's included."""
     vocab_size: int = 51865
     """Text and special tokens: 51864 for English alone, 51865 or 51866 for many languages."""
+    stem_kernels: tuple[int, int] = (3, 3)
+    """Frames that the two convolutions before the encoder see; from scratch, wide ones learn far sooner."""
+    mask_padding: bool = False
+    """Whether audio is computed at its own length, and padding in a batch attended to by none; the published models
+    were trained on audio padded to `audio_context`, and want it so."""
     encoder: StackConfig = TINY
     """The encoder's layers."""
     decoder: StackConfig = TINY
@@ -46,6 +51,8 @@ class WhisperConfig:
         for name in ("num_mels", "audio_context", "text_context", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if any(kernel < 1 or kernel % 2 == 0 for kernel in self.stem_kernels):
+            raise ValueError(f"stem_kernels is {self.stem_kernels}, expected odd numbers")
         if self.encoder.embed_dim % 2:
             raise ValueError(f"encoder.embed_dim is {self.encoder.embed_dim}, expected an even number")
         for layer, head in self.alignment_heads or ():
@@ -64,6 +71,15 @@ class WhisperConfig:
         return tuple((layer, head) for layer in layers for head in range(self.decoder.num_heads))
 
 
+class WhisperOutput(NamedTuple):
+    """What there is to train."""
+
+    logits: Tensor
+    """[B, N, V] of each next token."""
+    heard: Tensor
+    """[B, A, V]: each audio token against the embedding of the tokens, for a loss on the encoder alone."""
+
+
 class WhisperCache(StackCache):
     """The caches of the decoder, for rows whose prompts may differ in length.
 
@@ -75,17 +91,21 @@ class WhisperCache(StackCache):
     def __init__(self, stack: StackCache, padding: Tensor | None) -> None:
         super().__init__(stack.blocks)
         self.padding = padding
+        self.audio_mask: Tensor | None = None
+        """Which audio tokens are sound, bool [B, A]; None = all."""
 
     def reorder(self, index: Tensor, *, context: bool = True) -> None:
         """See `StackCache.reorder`."""
         super().reorder(index, context=context)
         if self.padding is not None:
             self.padding = self.padding.index_select(0, index)
+        if context and self.audio_mask is not None:
+            self.audio_mask = self.audio_mask.index_select(0, index)
 
     def reset(self) -> None:
         """Forget tokens, context and padding."""
         super().reset()
-        self.padding = None
+        self.padding = self.audio_mask = None
 
 
 class Whisper(nn.Module):
@@ -95,7 +115,7 @@ class Whisper(nn.Module):
         super().__init__()
         self.config = config
         width, dim = config.encoder.embed_dim, config.decoder.embed_dim
-        self.stem = AudioStem(config.num_mels, width)
+        self.stem = AudioStem(config.num_mels, width, config.stem_kernels)
         # A sinusoid that published files store, some of them rounded: so it is loaded like a weight.
         self.audio_positions: Tensor
         self.register_buffer("audio_positions", sinusoid(config.audio_context, width, "whisper"))
@@ -106,18 +126,46 @@ class Whisper(nn.Module):
         self._step_head = PackedWeight()
         nn.init.normal_(self.embed.weight, std=0.02)
 
-    def forward(self, mel: Tensor, tokens: Tensor) -> Tensor:
-        """Spectrograms [B, C, T] and tokens, int64 [B, N], to the logits [B, N, V] of each next token."""
-        return self.decode(tokens, self.encode(mel))
+    @overload
+    def forward(self, mel: Tensor, tokens: Tensor, audio_mask: Tensor | None = None) -> Tensor: ...
 
-    def encode(self, mel: Tensor) -> Tensor:
-        """Log-mel spectrograms [B, C, T] to audio tokens [B, A, D]; ValueError where they are too long."""
+    @overload
+    def forward(
+        self, mel: Tensor, tokens: Tensor, audio_mask: Tensor | None = None, *, need_heard: Literal[True]
+    ) -> WhisperOutput: ...
+
+    def forward(
+        self, mel: Tensor, tokens: Tensor, audio_mask: Tensor | None = None, *, need_heard: bool = False
+    ) -> Tensor | WhisperOutput:
+        """Spectrograms and tokens to what follows.
+
+        Args:
+            mel: [B, C, T].
+            tokens: int64 [B, N].
+            audio_mask: bool [B, A], see `encode`.
+            need_heard: return what each audio token says by itself as well; the stacks have one width then.
+
+        Returns:
+            The logits [B, N, V] of each next token.
+        """
+        audio = self.encode(mel, audio_mask)
+        logits = self.decode(tokens, audio, audio_mask=audio_mask)
+        return WhisperOutput(logits, F.linear(audio, self.embed.weight)) if need_heard else logits
+
+    def encode(self, mel: Tensor, audio_mask: Tensor | None = None) -> Tensor:
+        """Log-mel spectrograms [B, C, T] to audio tokens [B, A, D]; ValueError where they are too long.
+
+        Args:
+            mel: zeros where it is padding.
+            audio_mask: bool [B, A], False where a token is padding, from an even number of frames on: what the others
+                are does then not depend on how much of it there is. None = all are sound.
+        """
         config = self.config
         if mel.dim() != 3 or mel.shape[1] != config.num_mels or mel.shape[2] > 2 * config.audio_context:
             expected = f"[B, {config.num_mels}, at most {2 * config.audio_context}]"
             raise ValueError(f"spectrograms have shape {list(mel.shape)}, expected {expected}")
-        x = self.stem(mel)
-        return self.encoder(x + self.audio_positions[: x.shape[1]].to(x.dtype)).last
+        x = self.stem(mel, None if audio_mask is None else audio_mask.repeat_interleave(2, dim=1)[:, : mel.shape[2]])
+        return self.encoder(x + self.audio_positions[: x.shape[1]].to(x.dtype), key_mask=audio_mask).last
 
     def make_cache(self, length: int | None = None, *, padding: Tensor | None = None) -> WhisperCache:
         """An empty cache for decoding step by step.
@@ -133,6 +181,7 @@ class Whisper(nn.Module):
         tokens: Tensor,
         audio: Tensor | None = None,
         *,
+        audio_mask: Tensor | None = None,
         cache: WhisperCache | None = None,
         only: Selection | None = None,
     ) -> Tensor:
@@ -141,6 +190,7 @@ class Whisper(nn.Module):
         Args:
             tokens: int64 [B, N]; with a cache, those that follow the cached ones.
             audio: from `encode`, [B, A, D]; may be None once the cache holds its keys and values.
+            audio_mask: bool [B, A], False where audio is padding; None = nowhere, or as the cache has it.
             cache: from `make_cache`.
             only: the tokens whose logits are wanted: a slice of positions, or positions per row, int64 [B, M].
 
@@ -148,8 +198,14 @@ class Whisper(nn.Module):
             [B, N, V], or as many of N as are wanted.
         """
         x, key_mask = self._embed(tokens, cache)
-        h = self.decoder(x, audio, key_mask=key_mask, cache=cache, only=only).last
-        return F.linear(h, self.embed.weight) if cache is None else self._step_head(h, self.embed.weight)
+        if cache is not None:
+            if audio is not None:
+                cache.audio_mask = audio_mask
+            audio_mask = cache.audio_mask
+        h = self.decoder(x, audio, key_mask=key_mask, context_key_mask=audio_mask, cache=cache, only=only).last
+        if cache is None and not torch.is_grad_enabled():  # of many tokens at once
+            return F.linear(h, self.embed.weight)
+        return self._step_head(h, self.embed.weight)
 
     def _embed(self, tokens: Tensor, cache: WhisperCache | None) -> tuple[Tensor, Tensor | None]:
         """Embedded tokens [B, N, D], and which keys are no padding, bool [B, Nk], where any are."""

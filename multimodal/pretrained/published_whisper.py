@@ -26,7 +26,12 @@ def require_published(config: WhisperConfig, where: str, **allowed: tuple[Any, .
     stacks: dict[str, tuple[Any, ...]] = {}
     for side in ("encoder", "decoder"):
         stacks |= plain_stack(getattr(config, side), f"{side}.", **_STACK)
-    require(config, stacks | {"decoder.embed_dim": (config.encoder.embed_dim,)} | allowed, where)
+    fixed: dict[str, tuple[Any, ...]] = {
+        "decoder.embed_dim": (config.encoder.embed_dim,),
+        "stem_kernels": ((3, 3),),
+        "mask_padding": (False,),
+    }
+    require(config, stacks | fixed | allowed, where)
 
 
 def preprocess(num_mels: int) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from multimodal.pretrained.published_clip import OPENAI_MEAN, OPENAI_STD
 from tasks.clip.metrics import NO_IMAGE
 from tasks.clip.samples import DEFAULT_TEMPLATES, Classes, Samples, Scenes, check_templates
 from tasks.clip.shards import Shards, has_shards, read_shards
-from tasks.clip.table import Files, TableOptions, by_caption, find_table, read_table
+from tasks.clip.table import SUFFIXES, Files, TableOptions, by_caption, read_table
 from tasks.data import Key, TaskData
+from tasks.table import find_table
 
 DatasetName = Literal["scenes", "captions", "folder", "shards"]
 
@@ -212,7 +213,7 @@ class CaptionData(TaskData):
             return dict(scan(self.root))
         if self.name == "shards":
             return dict(read_shards(root))
-        path = find_table(root, self.table.path)
+        path = find_table(root, self.table.path, SUFFIXES, "captions")
         if path is None:
             raise ValueError(f"data root {root}: no table of captions, expected a .tsv or .csv file in it")
         return dict(read_table(path, self.table))
@@ -248,4 +249,4 @@ def _named(dataset: DatasetName | None, root: str | None, source: str | None, ta
         return dataset
     if has_shards(place):
         return "shards"
-    return "captions" if find_table(place, table.path) else "folder"
+    return "captions" if find_table(place, table.path, SUFFIXES, "captions") else "folder"

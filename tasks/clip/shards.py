@@ -80,7 +80,7 @@ class Shards:
         """Those samples alone."""
         return Shards(self.files, self.rows[np.asarray(positions, np.int64)])
 
-    def shuffle(self, rng: np.random.Generator) -> NDArray[np.int64]:
+    def shuffle(self, rng: np.random.Generator, epoch: int) -> NDArray[np.int64]:
         """Shards in random order, and the samples of each `WINDOW` of them mixed: int64 [N]."""
         order = np.argsort(self.rows[:, 0], kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(self.rows[order, 0])) + 1)

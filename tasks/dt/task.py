@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from multimodal.models.decision_transformer import DecisionTransformer, DecisionTransformerConfig
-from tasks.base import Batch, TaskModule, mean_over_processes
+from tasks.base import Batch, TaskModule, masked_mean
 from tasks.dt.environment import Environment, make, roll_out
 from tasks.dt.metrics import AchievedReturn, ReturnCalibration
 from tasks.dt.policy import Policy
@@ -67,9 +67,9 @@ class DTModule(TaskModule):
     def loss(self, batch: Batch) -> Tensor:
         valid, followed = batch["valid"], batch["valid"][:, 1:]
         if not any(self.weights.values()):
-            return _mean(self._action_loss(self._actions(batch), batch), valid)
+            return masked_mean(self._action_loss(self._actions(batch), batch), valid)
         found = self.model(*self._inputs(batch), auxiliary=True)
-        loss = _mean(self._action_loss(found.actions, batch), valid)
+        loss = masked_mean(self._action_loss(found.actions, batch), valid)
         for name, predicted, true in (
             ("state_weight", found.states, batch["state"]),
             ("return_weight", found.returns, batch["return"]),
@@ -77,7 +77,7 @@ class DTModule(TaskModule):
             if self.weights[name]:
                 errors = (predicted[:, :-1].float() - true[:, 1:]).square()
                 errors = errors.flatten(2).mean(dim=2) if errors.dim() > 2 else errors
-                loss = loss + self.weights[name] * _mean(errors, followed)
+                loss = loss + self.weights[name] * masked_mean(errors, followed)
         return loss
 
     def _inputs(self, batch: Batch) -> tuple[Tensor | None, ...]:
@@ -171,8 +171,3 @@ class DTModule(TaskModule):
             rank_zero_warn(f"no roll-outs, the metrics are those on recorded episodes alone: {error}")
             self._environment_lacks = True
             return []
-
-
-def _mean(losses: Tensor, counted: Tensor) -> Tensor:
-    """The mean over the steps [B, T] that count, by their number in all processes; 0 where none does."""
-    return (losses * counted).sum() / mean_over_processes(counted.sum()).clamp(min=1)

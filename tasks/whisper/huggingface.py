@@ -19,7 +19,7 @@ def write_folder(checkpoint: Checkpoint, out: Path) -> None:
         to_hf(checkpoint, out)
         return
     tokenizer = SpeechTokenizer.from_record(checkpoint.tokenizer)
-    whole = replace(checkpoint, tokenizer=tokenizer.to_record())
+    whole = replace(checkpoint, tokenizer=tokenizer.to_dict())
     to_hf(whole, out, generation_config(tokenizer))
 
 

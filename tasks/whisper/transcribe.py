@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from multimodal import pretrained
-from multimodal.data.audio import LogMel, list_audio, open_sound
+from multimodal.data.audio import SAMPLE_RATE, LogMel, list_audio, open_sound
 from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.pretrained.files import write_whole
 from tasks.errors import UsageError
@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
             bar.total += round(found)
             bar.update(round(seconds, 2))
 
-        for index, result in transcriber.run([partial(open_sound, path) for path in paths], progress):
+        sounds = [partial(open_sound, path, transcriber.mel.sample_rate) for path in paths]
+        for index, result in transcriber.run(sounds, progress):
             done[index] = result
             while due in done:  # in the order in which they are given
                 said = done.pop(due)
@@ -102,6 +103,8 @@ def _transcriber(args: argparse.Namespace) -> Transcriber:
             temperatures=tuple(args.temperature),
         )
         decoder = Decoder(loaded.model.to(device_of(args.device)), tokenizer, options)  # type: ignore[arg-type]
+        if args.vad and mel.sample_rate != SAMPLE_RATE:
+            raise ValueError(f"hears {mel.sample_rate} samples a second, expected {SAMPLE_RATE} for --vad")
     except ValueError as error:
         raise ValueError(f"--checkpoint {args.checkpoint}: {error}") from error
     windows = WindowOptions(

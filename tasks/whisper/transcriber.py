@@ -91,8 +91,8 @@ class Transcriber:
                     yield index, windows.transcript()
                 else:
                     ready.append((index, windows, window))
-            if ready:
-                self._decode(ready, progress)
+            for alike in _by_length(ready):
+                self._decode(alike, progress)
             going.extend((index, windows) for index, windows, _ in ready)
 
     def _decode(self, ready: list[tuple[int, Windows, Window]], progress: Callable[[float, float], None]) -> None:
@@ -131,3 +131,11 @@ class Transcriber:
                 return language.code
             first = first or language.code
         return first or next(iter(self.decoder.tokenizer.languages))
+
+
+def _by_length(ready: list[tuple[int, Windows, Window]]) -> list[list[tuple[int, Windows, Window]]]:
+    """Windows that go into one batch: a model that is not to look at padding gets none."""
+    groups: dict[int, list[tuple[int, Windows, Window]]] = {}
+    for one in ready:
+        groups.setdefault(one[2].mel.shape[1], []).append(one)
+    return list(groups.values())

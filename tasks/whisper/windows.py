@@ -35,7 +35,7 @@ class Window(NamedTuple):
     """What is to be decoded next."""
 
     mel: Tensor
-    """[C, T], zeros behind the end."""
+    """[C, T], zeros behind the end; T is the same for all where the model looks at padding."""
     previous: list[int]
     """Tokens of the text before."""
     seed: int
@@ -66,6 +66,7 @@ class Windows:
         self.language = language
         self.options = options
         self.size = STRIDE * decoder.model.config.audio_context
+        self.padded = not decoder.model.config.mask_padding
         self.segments: list[Segment] = []
         self._clips = [(0, reader.num_frames)] if clips is None else list(clips)
         self._seek = self._count = 0
@@ -90,7 +91,8 @@ class Windows:
             elif self.reader.is_silent(self._seek, self._count):
                 self._seek += self._count
             else:
-                mel = self.reader.window(self._seek, self._count, size=self.size)
+                size = self.size if self.padded else -(-self._count // STRIDE) * STRIDE
+                mel = self.reader.window(self._seek, self._count, size=size)
                 return Window(mel, self._tokens[self._shown_from :], self._seek)
         return None
 
@@ -170,6 +172,7 @@ class Windows:
             prompt=tokenizer.prompt(self.language, task=task, timestamps=False),
             language=self.language,
             length=self._count // STRIDE,
+            token_seconds=STRIDE / self.reader.mel.frames_per_second,
         )
         offset = begin / self.reader.mel.frames_per_second
         add_words(segments, words, [len(text) for text in texts], offset=offset, last_speech=self._last_speech)

@@ -48,6 +48,7 @@ def align(
     prompt: Sequence[int],
     language: str | None,
     length: int,
+    token_seconds: float = TOKEN_SECONDS,
 ) -> list[Timed]:
     """The words of a window.
 
@@ -58,6 +59,7 @@ def align(
         prompt: what the tokens follow; its last one says that there are no timestamps.
         language: that is spoken.
         length: how many of the audio tokens are sound.
+        token_seconds: of an audio token.
     """
     words = tokenizer.words([*tokens, tokenizer.end], language)
     if len(words) < 2:
@@ -69,7 +71,7 @@ def align(
     chosen = of_text.gather(1, torch.tensor([tokens], device=audio.device).T)[:, 0].tolist()
     rows, columns = warp(-_matching(weights[0], length, begin))
     begins = np.diff(rows, prepend=-1) > 0  # where the path comes to each token
-    times = columns[begins] * TOKEN_SECONDS
+    times = columns[begins] * token_seconds
     at = np.cumsum([0, *(len(ids) for _, ids in words[:-1])])
     return [
         Timed(text, ids, float(times[first]), float(times[last]), float(np.mean(chosen[first:last])))

@@ -104,3 +104,14 @@ def test_a_packed_weight_learns_and_casts() -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert packed(x, weight).dtype == torch.bfloat16
     assert packed._packed is None
+
+
+def test_a_weight_that_a_fused_optimizer_changed_is_packed_anew() -> None:
+    """Such a step leaves the version of a tensor as it was."""
+    weight, packed, x = nn.Parameter(torch.randn(50, 16)), PackedWeight(), torch.randn(2, 16)
+    optimizer = torch.optim.AdamW([weight], lr=0.5, fused=True)
+    for _ in range(2):
+        with torch.no_grad():
+            assert (packed(x, weight) - torch.nn.functional.linear(x, weight)).abs().max() <= 1e-5 * 16
+        packed(x, weight).square().sum().backward()
+        optimizer.step()

@@ -101,15 +101,15 @@ def test_the_heads_that_tell_times_travel() -> None:
 def test_the_tokenizer_lies_beside_the_weights(tmp_path: Path) -> None:
     of = SpeechTokenizer.from_characters("abc")
     torch.save({"dims": DIMS, "model_state_dict": openai().state_dict()}, tmp_path / "a.pt")
-    to_hf(Checkpoint.of("whisper", tiny(), tokenizer=of.to_record()), tmp_path / "hf")
+    to_hf(Checkpoint.of("whisper", tiny(), tokenizer=of.to_dict()), tmp_path / "hf")
     named = {"multilingual": False, "num_languages": DIMS["n_vocab"] - 51765}
     assert read(tmp_path / "a.pt").tokenizer == named
-    assert read(tmp_path / "hf").tokenizer == of.to_record()
+    assert read(tmp_path / "hf").tokenizer == of.to_dict()
     other = tmp_path / "tokenizer.json"
     other.write_text(json.dumps({"added_tokens": [{"content": "[CLS]"}]}))  # of some other model
     assert read(tmp_path / "a.pt").tokenizer == named
     other.write_text((tmp_path / "hf/tokenizer.json").read_text())
-    assert read(tmp_path / "a.pt").tokenizer == of.to_record()
+    assert read(tmp_path / "a.pt").tokenizer == of.to_dict()
 
 
 def test_faults_are_told_in_one_line(tmp_path: Path) -> None:

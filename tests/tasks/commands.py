@@ -61,6 +61,14 @@ PLAIN = {
         *("--trainer.val_check_interval", "1.0", "--model.dropout", "0.0", "--model.embed_dropout", "0.0"),
         *("--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "2"),
     ],
+    "whisper": [
+        *QUIET,
+        *(flag for part in ("encoder", "decoder") for flag in (f"--model.{part}.depth", "1")),
+        *(flag for part in ("encoder", "decoder") for flag in (f"--model.{part}.embed_dim", "16")),
+        *(flag for part in ("encoder", "decoder") for flag in (f"--model.{part}.num_heads", "2")),
+        *("--data.num_messages", "48", "--data.batch_size", "8", "--data.num_workers", "0"),
+        *("--trainer.limit_val_batches", "2", "--trainer.limit_test_batches", "2", "--trainer.log_every_n_steps", "2"),
+    ],
 }
 """For each task of the registry, flags of a run on its embedded data that takes a second: 6 steps an epoch."""
 DROPOUT = {
@@ -68,6 +76,7 @@ DROPOUT = {
     "vit": ["--model.dropout", "0.5"],
     "detr": ["--model.encoder.dropout", "0.5"],
     "dt": ["--model.dropout", "0.5"],
+    "whisper": ["--model.encoder.dropout", "0.5"],
 }
 """Flags that have a model leave out units at random."""
 TINY = {
@@ -82,5 +91,10 @@ TINY = {
     ],
     "detr": [*PLAIN["detr"], "--model.denoising", "10", "--model.encoder.drop_path", "0.1"],
     "dt": [*PLAIN["dt"], "--model.drop_path", "0.1", "--model.embed_dropout", "0.1"],
+    "whisper": [
+        *PLAIN["whisper"],
+        *("--model.encoder.dropout", "0.1", "--model.decoder.attention_dropout", "0.1"),
+        *("--data.augment.time_masks", "2", "--data.augment.channel_masks", "1", "--data.augment.speed", "0.1"),
+    ],
 }
 """The same, with random numbers in the data, the loss and the model."""

@@ -16,14 +16,19 @@ from torch import Tensor, nn
 
 from multimodal import pretrained
 from multimodal.data import CLIPTokenizer, DetectionPreprocess, ImagePreprocess
+from multimodal.data.audio import LogMel
+from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.models import model_classes
 from multimodal.models.detr import LAYERS
+from multimodal.models.whisper import LAYERS as WHISPER_LAYERS
 from multimodal.pretrained import Checkpoint, build_config
 from tasks import export, formats, registry
 from tasks.dt.preprocess import TrajectoryPreprocess
 from tasks.registry import Format, Task
 from tests.tasks.commands import Run
 
+SPEECH = SpeechTokenizer.from_characters("abc ")
+TOKENIZERS = {"clip": CLIPTokenizer().to_dict(), "whisper": SPEECH.to_dict()}
 TINY: dict[str, dict[str, Any]] = {
     "clip": {
         "embed_dim": 8,
@@ -49,6 +54,14 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "dt": {"state_shape": [3], "action_dim": 2, "embed_dim": 32, "depth": 2, "max_episode_length": 30},
     "vit": {"image_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5},
+    "whisper": {
+        "num_mels": 8,
+        "audio_context": 12,
+        "text_context": 10,
+        "vocab_size": SPEECH.vocab_size,
+        "encoder": {**WHISPER_LAYERS, "embed_dim": 32, "depth": 2, "num_heads": 2},
+        "decoder": {**WHISPER_LAYERS, "embed_dim": 32, "depth": 2, "num_heads": 2},
+    },
 }
 """A model of each task that all of its formats can express, or nearly."""
 CHANGES: dict[tuple[str, str], dict[str, Any]] = {
@@ -71,6 +84,7 @@ PREPROCESS: dict[str, dict[str, Any]] = {
         max_episode_length=30,
     ).to_dict(),
     "vit": ImagePreprocess(size=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_pct=0.875).to_dict(),
+    "whisper": LogMel(num_mels=8).to_dict(),
 }
 LABELS = ["ant", "bee", "cat", "dog", "eel"]
 
@@ -79,7 +93,7 @@ def tiny(task: str = "vit", **changes: Any) -> Checkpoint:
     """A random model as a checkpoint."""
     torch.manual_seed(0)
     model = model_classes(task)[0](build_config(task, TINY[task] | changes))
-    tokenizer = CLIPTokenizer().to_dict() if task == "clip" else None
+    tokenizer = TOKENIZERS.get(task)
     return Checkpoint.of(task, model, preprocess=PREPROCESS[task], labels=LABELS, tokenizer=tokenizer)
 
 

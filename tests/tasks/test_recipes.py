@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import yaml
 from PIL import Image
 
@@ -59,6 +60,19 @@ def captioned(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def spoken(tmp_path: Path) -> Path:
+    """A table of recordings, half a second of noise each."""
+    folder = tmp_path / "spoken"
+    folder.mkdir()
+    rows = ["file\ttext"]
+    for number in range(20):
+        soundfile.write(folder / f"{number}.wav", 0.1 * np.random.default_rng(number).standard_normal(4000), 8000)
+        rows.append(f"{number}.wav\t{'two words' if number % 2 else 'three little words'}")
+    (folder / "transcripts.tsv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
 def test_there_are_recipes() -> None:
     assert {path.stem for path in NEEDS_ROOT} >= {"clip_emoji", "vit_cifar10", "vit_clothing", "vit_imagenet"}
 
@@ -68,7 +82,7 @@ def test_a_recipe_trains(recipe: Path, tmp_path: Path, run: Run, request: pytest
     values = yaml.safe_load(recipe.read_text())
     flags = []
     if recipe in NEEDS_ROOT:
-        fixtures = {"folder": "photos", "coco": "boxes", "captions": "captioned", "d4rl": "episodes"}
+        fixtures = {"folder": "photos", "coco": "boxes", "captions": "captioned", "d4rl": "episodes", "table": "spoken"}
         flags += ["--data.root", request.getfixturevalue(fixtures.get(values["data"]["dataset"], "cifar"))]
     if "backbone_weights" in values["model"]:  # which are downloaded
         flags += ["--model.backbone_weights", "null"]

@@ -56,6 +56,12 @@ class LocalKernel(Kernel):
         scale: float,
     ) -> Tensor:
         length = q.shape[2]
+        if length <= self.window + 1 and not causal:  # each token sees all
+            allowed = None if key_mask is None else key_mask[:, None, None]
+            rate = self.dropout if self.training else 0.0
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=allowed, dropout_p=rate, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+            )
         window = min(self.window, length)  # a longer one sees no more
         padding = -length % window
         q, k, v = (F.pad(x, [0, 0, 0, padding]) for x in (q, k, v))

@@ -69,7 +69,7 @@ def test_openais_words(pair: tuple[SpeechTokenizer, Any], language: str) -> None
 
 def test_a_record_is_plain_data(pair: tuple[SpeechTokenizer, Any], tmp_path: Path) -> None:
     ours, _ = pair
-    record = json.loads(json.dumps(ours.to_record()))
+    record = json.loads(json.dumps(ours.to_dict()))
     again = SpeechTokenizer.from_record(record)
     (tmp_path / "tokenizer.json").write_text(json.dumps(record["tokenizer"]))
     from_file = SpeechTokenizer.from_file(tmp_path / "tokenizer.json", multilingual=ours.multilingual)
@@ -88,7 +88,7 @@ def test_characters() -> None:
     assert tokenizer.prompt() == [tokenizer.start]
     assert tokenizer.vocab_size == 8 + 2 + 6 + 3  # characters, end and start, the other special ones, times
     assert tokenizer.tokenizer.id_to_token(tokenizer.timestamps + 2) == "<|0.04|>"
-    assert SpeechTokenizer.from_record(tokenizer.to_record()).encode("SOS") == tokenizer.encode("SOS")
+    assert SpeechTokenizer.from_record(tokenizer.to_dict()).encode("SOS") == tokenizer.encode("SOS")
     with pytest.raises(ValueError, match=r"^character 'x' is not among those of the tokenizer$"):
         tokenizer.encode("SOx")
 

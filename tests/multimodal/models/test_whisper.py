@@ -25,6 +25,7 @@ def build(**options: Any) -> Whisper:
     [
         ({"num_mels": 0}, "num_mels is 0, expected at least 1"),
         ({"text_context": 0}, "text_context is 0, expected at least 1"),
+        ({"stem_kernels": (3, 4)}, "stem_kernels is (3, 4), expected odd numbers"),
         ({"encoder": StackConfig(embed_dim=15, num_heads=3)}, "encoder.embed_dim is 15, expected an even number"),
         (
             {"alignment_heads": ((2, 0),)},
@@ -112,3 +113,31 @@ def test_cross_weights_of_the_chosen_heads() -> None:
     assert_close(logits, model.decode(tokens, audio))
     assert weights.shape == (2, 2, 6, 10)
     assert_close(weights.sum(-1), torch.ones(2, 2, 6))
+
+
+@pytest.mark.parametrize("kernels", [(3, 3), (5, 9)])
+@torch.no_grad()
+def test_sounds_of_several_lengths_are_as_each_alone(kernels: tuple[int, int]) -> None:
+    model, lengths = build(mask_padding=True, stem_kernels=kernels), (7, 12, 1)
+    mel, tokens = torch.randn(3, 8, 24), torch.randint(30, (3, 4))
+    mask = torch.arange(12) < torch.tensor(lengths)[:, None]
+    mel = mel * mask.repeat_interleave(2, dim=1)[:, None]
+    both = model(mel, tokens, mask)
+    cache = model.make_cache()
+    audio = model.encode(mel, mask)
+    first = model.decode(tokens[:, :2], audio, audio_mask=mask, cache=cache)
+    cache.reorder(torch.tensor([2, 0]))
+    second = model.decode(tokens[[2, 0], 2:], cache=cache)
+    assert_close(first, both[:, :2])
+    assert_close(second, both[[2, 0], 2:])
+    for row, length in enumerate(lengths):
+        alone = model(mel[row : row + 1, :, : 2 * length], tokens[row : row + 1])
+        assert_close(both[row : row + 1], alone)
+
+
+def test_what_each_audio_token_says_by_itself() -> None:
+    model = build()
+    mel, tokens = torch.randn(2, 8, 24), torch.randint(30, (2, 4))
+    found = model(mel, tokens, need_heard=True)
+    assert_close(found.logits, model(mel, tokens))
+    assert_close(found.heard, model.encode(mel) @ model.embed.weight.T)

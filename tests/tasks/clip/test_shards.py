@@ -148,9 +148,9 @@ def test_captions_in_a_file() -> None:
 
 def test_a_random_order_reads_few_shards_at_a_time(tmp_path: Path) -> None:
     (found,) = read_shards(shards(tmp_path, 20, 3)).values()
-    order = found.shuffle(np.random.default_rng(0))
+    order = found.shuffle(np.random.default_rng(0), 0)
     assert sorted(order) == list(range(60))
-    assert not np.array_equal(order, found.shuffle(np.random.default_rng(1)))
+    assert not np.array_equal(order, found.shuffle(np.random.default_rng(1), 0))
     shard = found.rows[order, 0]
     windows = [set(shard[start : start + 24].tolist()) for start in (0, 24, 48)]
     assert [len(window) for window in windows] == [8, 8, 4]

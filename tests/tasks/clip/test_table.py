@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.clip.table import Record, TableOptions, by_caption, find_table, read_table
+from tasks.clip.table import SUFFIXES, Record, TableOptions, by_caption, read_table
+from tasks.table import find_table
 
 
 @pytest.fixture
@@ -99,16 +100,16 @@ def test_what_is_no_table_is_named(root: Path, text: str, message: str) -> None:
 
 
 def test_the_table_is_found_or_asked_for(root: Path) -> None:
-    assert find_table(root, None) is None
+    assert find_table(root, None, SUFFIXES, "captions") is None
     (root / "b.csv").touch()
-    assert find_table(root, None) == root / "b.csv"
+    assert find_table(root, None, SUFFIXES, "captions") == root / "b.csv"
     (root / "a.tsv").touch()
     with pytest.raises(ValueError, match=r"2 tables \(a\.tsv, b\.csv\), expected one, or --data\.table\.path"):
-        find_table(root, None)
-    assert find_table(root, "a.tsv") == root / "a.tsv"
+        find_table(root, None, SUFFIXES, "captions")
+    assert find_table(root, "a.tsv", SUFFIXES, "captions") == root / "a.tsv"
     for name, message in (("../x.tsv", "leads out of"), ("no.tsv", "no such file"), ("a.png", r"ends in '\.png'")):
         with pytest.raises(ValueError, match=message):
-            find_table(root, name)
+            find_table(root, name, SUFFIXES, "captions")
 
 
 def test_a_caption_s_part_depends_on_nothing_but_the_caption() -> None:

@@ -46,7 +46,7 @@ def saved(path: Path, languages: tuple[str, ...] = (), **record: Any) -> Path:
     torch.manual_seed(3)
     of = tokenizer(languages=languages)
     preprocess = {"num_mels": 8, "sample_rate": RATE, "fft_size": 400, "hop_length": 160}
-    fields = {"preprocess": preprocess, "tokenizer": of.to_record()} | record
+    fields = {"preprocess": preprocess, "tokenizer": of.to_dict()} | record
     save(path, Checkpoint.of("whisper", tiny_model(of, text_context=16), **fields))
     return path
 
