@@ -80,7 +80,9 @@ def read_rows(path: Path, needed: Sequence[str], expected: str) -> Iterator[tupl
         raise ValueError(f"{path}: {error}, expected a table of text in UTF-8") from None
 
 
-def _objects(path: Path, lines: Iterator[str], needed: Sequence[str], expected: str) -> Iterator[tuple[int, dict]]:
+def _objects(
+    path: Path, lines: Iterator[str], needed: Sequence[str], expected: str
+) -> Iterator[tuple[int, dict[str, str]]]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

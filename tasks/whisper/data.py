@@ -303,6 +303,7 @@ class SpeechData(TaskData):
             "librispeech": sources.read_librispeech,
             "speechcommands": sources.read_speech_commands,
         }
+        assert self.name is not None
         return readers[self.name](root, limits)
 
 

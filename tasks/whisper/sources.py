@@ -118,7 +118,8 @@ def read_table(root: Path, options: TableOptions, limits: Limits) -> Found:
         raise ValueError(f"data root {root}: no table of recordings, expected a .tsv, .csv or .jsonl file in it")
     where, test = _condition(options.where), _condition(options.test)
     needed = (options.file_column, options.text_column, *where, *test)
-    collector, rows = Collector(path, limits, "rows"), {}
+    collector = Collector(path, limits, "rows")
+    rows: dict[str, int] = {}
     for number, row in read_rows(path, needed, "data.table.file_column and data.table.text_column"):
         if REST not in row and not _holds(row, where):
             continue

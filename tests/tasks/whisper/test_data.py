@@ -92,8 +92,8 @@ def test_recordings_of_a_batch_have_similar_lengths(tmp_path: Path) -> None:
 
 
 def test_a_curriculum_begins_with_the_shortest(root: Path) -> None:
-    lengths = {name: 0.2 * (1 + at) for at, name in enumerate("abcdefghijkl")}
-    data = ready(root=str(write_table(root, TEXTS, **lengths)), curriculum=True, audio_context=200)
+    lengths = {name: 0.8 * (1 + at) for at, name in enumerate("abcdefghijkl")}
+    data = ready(root=str(write_table(root, TEXTS, **lengths)), curriculum=True, audio_context=600, batch_size=2)
     dataset, rng = data.datasets["train"], np.random.default_rng(0)
     assert (np.diff(np.ceil(np.array(dataset.samples.seconds)[dataset.shuffle(rng, 0)] / 2)) >= 0).all()
     assert dataset.shuffle(rng, 0).tolist() != dataset.shuffle(rng, 0).tolist(), "but what is alike comes in any order"
