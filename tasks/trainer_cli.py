@@ -196,10 +196,14 @@ class TaskCLI(LightningCLI):
         if checkpoint.tokenizer is not None:  # by its place: a config of 50,000 tokens would be no config
             data["tokenizer"] = self.source
         options = self.parser.get_defaults(skip_validation=True)  # without those that links set
-        return {
+        decided: dict[str, dict[str, Any]] = {
             group: {name: value for name, value in values.items() if f"{group}.{name}" in options}
             for group, values in (("model", checkpoint.config), ("data", data))
         }
+        if self.verb != "fit":  # measured as it was trained, or exactly
+            trainer = (read_config(run_folder).get("trainer") or {}) if run_folder else {}
+            decided["trainer"] = {"precision": trainer.get("precision") or "32-true"}
+        return decided
 
     # Building
 

@@ -37,7 +37,7 @@ class TimmBackbone(nn.Module):
             net = timm.create_model(name, features_only=True, out_indices=(stage,), **options)
         except IndexError as error:
             raise ValueError(f"backbone_stage is {stage}, but backbone {name!r} has fewer feature maps") from error
-        except (RuntimeError, TypeError, NotImplementedError, AssertionError, AttributeError) as error:
+        except (RuntimeError, TypeError, NotImplementedError, AssertionError, AttributeError, OSError) as error:
             dilated = ", dilated," if dilation else ""
             raise ValueError(
                 f"backbone {name!r}{dilated} is not to be had from timm: {str(error) or type(error).__name__}"

@@ -185,11 +185,11 @@ class Proposer(nn.Module):
         logits = proposals.logits[..., :-1] if self.no_object else proposals.logits
         outside = proposals.places[..., 0] == OUTSIDE
         score = logits.amax(-1).masked_fill(outside, float("-inf"))
-        tokens = score.shape[1]
-        best = score.topk(min(count, tokens), dim=1).indices
-        if tokens < count:  # a tiny image: some serve twice
-            best = best[:, torch.arange(count, device=best.device) % tokens]
-        return proposals.boxes.detach().gather(1, best[..., None].expand(-1, -1, 4))
+        # A tiny image has fewer tokens: the other queries begin in its middle. A branch on that would not hold for all
+        # sizes of an exported graph.
+        best = F.pad(score, (0, count), value=float("-inf")).topk(count, dim=1).indices
+        boxes = F.pad(proposals.boxes.detach(), (0, 0, 0, count), value=0.5)
+        return boxes.gather(1, best[..., None].expand(-1, -1, 4))
 
 
 class GaussianModulation(nn.Module):

@@ -1,5 +1,6 @@
 """Reading weight files without running anything that they hold, and writing them whole or not at all."""
 
+import argparse
 import json
 import os
 import pickle
@@ -33,7 +34,8 @@ def read_torch(path: Path) -> Any:
         with warnings.catch_warnings():  # about pickles that torch.save does not write, which then are refused
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             warnings.filterwarnings("ignore", message=".*TorchScript archive")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals([argparse.Namespace]):  # a mere holder of DETR's own options
+                return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
         found = f"wants to run code ({wanted.group(1)})" if wanted else "holds more than tensors and plain data"

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchvision.models import resnet
 from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.ops import FrozenBatchNorm2d
 
+from multimodal import pretrained
 from multimodal.blocks.backbone import TimmBackbone
 from multimodal.data.detection import DetectionPreprocess
 from multimodal.models.detr import DETR
@@ -59,7 +61,8 @@ def published(folder: Path, name: str = "detr-r50-1234.pth", **options: Any) -> 
     """A file as the original code writes it, and HF's module with the same weights."""
     module = build("resnet18", **options)
     module.save_pretrained(folder / "hf")
-    torch.save({"model": facebook_names(load_file(folder / "hf/model.safetensors"))}, folder / name)
+    state = facebook_names(load_file(folder / "hf/model.safetensors"))
+    torch.save({"model": state}, folder / name)
     return folder / name, module
 
 
@@ -250,3 +253,13 @@ def test_a_name_that_would_mislead_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"dilation is False, .* expected one without 'dc5' in it, not a-dc5\.pth"):
         write(tmp_path / "a-dc5.pth")
     write(tmp_path / "tagged.pth", backbone="resnet18.a1_in1k")
+
+
+def test_a_checkpoint_of_the_original_training_is_read(tmp_path: Path) -> None:
+    path, _ = published(tmp_path)
+    state = torch.load(path, weights_only=True)["model"]
+    torch.save({"model": state, "epoch": 3, "args": Namespace(lr=1e-4)}, tmp_path / "detr-r50-training.pth")
+    expected = pretrained.read(path, task="detr").state_dict
+    found = pretrained.read(tmp_path / "detr-r50-training.pth", task="detr").state_dict
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -14,7 +14,7 @@ STACK = {"embed_dim": 16, "depth": 1, "num_heads": 2}
 
 def test_a_graph_of_the_recipe_takes_images_of_any_size(tmp_path: Path) -> None:
     recipe = {"backbone": "conv", "scores": "sigmoid", "queries": "proposed", "modulated": True, "denoising": 10}
-    values = {**recipe, "num_classes": 3, "num_queries": 4, "encoder": STACK, "decoder": STACK}
+    values = {**recipe, "num_classes": 3, "num_queries": 80, "encoder": STACK, "decoder": STACK}
     model = DETR(build_config("detr", values)).eval()
     (form,) = [form for form in registry.get("detr").formats if form.name == "onnx"]
     assert export.export(Checkpoint.of("detr", model), form, tmp_path / "m.onnx") <= 1e-5
