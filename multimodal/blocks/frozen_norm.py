@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
+import torch.nn.functional as F
 from timm.layers.conv2d_same import Conv2dSame
 from timm.layers.norm_act import FrozenBatchNormAct2d
-from timm.layers.padding import pad_same
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torchvision.ops import FrozenBatchNorm2d
@@ -61,8 +61,18 @@ class NormedConv2d(nn.Conv2d):
         scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
         mean = norm.running_mean if self.bias is None else norm.running_mean - self.bias
         if self.same:
-            x = pad_same(x, list(self.kernel_size), list(self.stride), list(self.dilation))
+            x = F.pad(x, [pad for dim in (1, 0) for pad in self._same_padding(x.shape[2 + dim], dim)])
         return self._conv_forward(x, self.weight * scale[:, None, None, None], norm.bias - mean * scale)
+
+    def _same_padding(self, size: int, dim: int) -> tuple[int, int]:
+        """TensorFlow's, as timm has it, in terms that stay short where the size is a symbol of an exported graph."""
+        reach, stride = self.dilation[dim] * (self.kernel_size[dim] - 1) + 1, self.stride[dim]
+        if stride == 1:
+            total = reach - 1
+        else:
+            total = reach - 1 - (size - 1) % stride
+            total = total if reach >= stride else max(total, 0)
+        return total // 2, total - total // 2
 
 
 class InplaceReLU6(torch.autograd.Function):
