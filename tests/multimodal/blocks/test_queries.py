@@ -146,8 +146,11 @@ def test_padding_is_proposed_only_after_every_real_token() -> None:
     assert best(found, 3)[:2] == [3, 1]
 
 
-def test_a_tiny_image_proposes_its_tokens_several_times() -> None:
-    assert best(proposals([0.0, 2.0, 1.0]), 7) == [1, 2, 0, 1, 2, 0, 1]
+def test_a_tiny_image_proposes_its_tokens_and_then_its_middle() -> None:
+    found = proposals([0.0, 2.0, 1.0])
+    assert best(found, 3) == [1, 2, 0]
+    boxes = Proposer(DIM, found.logits.shape[-1], sigmoid=True).best(found, 7)
+    assert torch.equal(boxes[0, 3:], torch.full((4, 4), 0.5))
 
 
 @pytest.mark.parametrize(("num_outputs", "sigmoid"), KINDS)
