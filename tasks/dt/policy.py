@@ -103,7 +103,10 @@ class Policy:
 
     def keep(self, index: ArrayLike) -> None:
         """Go on with the environments of these positions alone, in this order."""
-        chosen = np.asarray(index, dtype=np.int64)
+        chosen = np.asarray(index)
+        if chosen.size and chosen.dtype.kind not in "iu":
+            raise ValueError(f"positions are {chosen.dtype}, expected whole numbers")
+        chosen = chosen.astype(np.int64)
         rows = torch.from_numpy(chosen).to(self._device)
         self._returns = self._returns[chosen]
         if self._cache is not None:
@@ -139,6 +142,8 @@ class Policy:
         rows = observation[None] if single else observation
         if single != self._single or len(rows) != len(self._returns):
             raise ValueError(f"observation of shape {observation.shape}, expected {len(self._returns)} as before")
+        if not np.isfinite(rows).all():
+            raise ValueError(f"observation at step {self.step} is not finite, expected numbers")
         return self._tensor(self.preprocess.states(rows))
 
     def _count_reward(self, reward: ArrayLike | None) -> None:
@@ -149,6 +154,8 @@ class Policy:
             rewards = np.asarray(reward, dtype=np.float64)
             if rewards.shape not in ((), self._returns.shape):
                 raise ValueError(f"reward has shape {rewards.shape}, expected {self._returns.shape}")
+            if not np.isfinite(rewards).all():
+                raise ValueError(f"reward is {rewards.tolist()} at step {self.step}, expected finite numbers")
             self._returns = self._returns - rewards
 
     def _decide(self, states: Tensor, returns: Tensor) -> Tensor:

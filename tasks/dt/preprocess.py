@@ -44,6 +44,7 @@ class TrajectoryPreprocess:
                 raise ValueError("state_mean and state_std, action_low and action_high: expected as many of each")
         for name, right, expected in (
             ("state_std", min(self.state_std or (1.0,)) > 0, "numbers above 0"),
+            ("action_high", self._has_bounds_apart(), f"more than action_low {self.action_low}"),
             ("return_range", len(self.return_range) == 2, "the lowest and the highest return"),
             ("return_scale", self.return_scale > 0, "more than 0"),
             ("max_episode_length", self.max_episode_length >= 1, "at least 1"),
@@ -51,6 +52,11 @@ class TrajectoryPreprocess:
         ):
             if not right:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {expected}")
+
+    def _has_bounds_apart(self) -> bool:
+        """In single precision, in which actions are scaled."""
+        pairs = zip(self.action_low or (), self.action_high or (), strict=True)
+        return all(np.float32(low) < np.float32(high) for low, high in pairs)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

@@ -340,6 +340,7 @@ def test_actions_beyond_one_get_bounds(tmp_path: Path) -> None:
         ({"dataset": "d4rl", "source": "https://x"}, "data.root is missing, .* the data come from https://x"),
         ({"state_mean": [1.0], "state_std": [1.0]}, "data.state_mean has 1 values, expected 4"),
         ({"state_mean": [1.0] * 4, "state_std": [1.0]}, "expected as many of each"),
+        ({"action_low": [0.0], "action_high": [0.0]}, r"action_high is \(0.0,\), expected more than action_low"),
         ({"return_scale": 0.0}, "return_scale is 0.0, expected more than 0"),
         ({"files": ["a.npz"]}, r"data.files are a.npz, but data.root is missing"),
         ({"environment": "module:CartPole-v1"}, "names a module to import"),

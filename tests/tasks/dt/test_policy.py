@@ -158,6 +158,12 @@ def test_what_a_policy_refuses() -> None:
         policy.act(seen, [1.0, 2.0])
     with pytest.raises(ValueError, match=r"observation of shape \(2, 3\), expected 1 as before"):
         policy.act(np.zeros((2, 3)), 1.0)
+    with pytest.raises(ValueError, match="reward is nan at step 1, expected finite numbers"):
+        policy.act(seen, float("nan"))
+    with pytest.raises(ValueError, match="observation at step 1 is not finite"):
+        policy.act(np.full(3, np.inf), 1.0)
+    with pytest.raises(ValueError, match="positions are bool, expected whole numbers"):
+        policy.keep([True])
 
 
 def test_time_past_the_longest_episode_is_not_made_up() -> None:
