@@ -7,7 +7,7 @@ EXTRAS := dev,peers,export,detection,audio,rl
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format results clothing bccd wheel clean
+.PHONY: help setup demo test lint types format results clothing bccd mujoco wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */\1|/' | awk -F'|' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -56,6 +56,10 @@ clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothi
 
 bccd: $(STAMP)  ## measure the blood cell figures (half an hour): make bccd ROOT=BCCD WEIGHTS=tf_efficientnet_lite0.safetensors
 	$(BIN)/python benchmarks/bccd.py --root $(ROOT) --weights $(WEIGHTS)
+
+mujoco: $(STAMP)  ## measure the figures of Hopper and HalfCheetah (an hour): make mujoco ROOT=FOLDER
+	$(BIN)/python benchmarks/dt_mujoco.py --root $(ROOT) --name hopper
+	$(BIN)/python benchmarks/dt_mujoco.py --root $(ROOT) --name halfcheetah
 
 wheel: $(STAMP)  ## build the source distribution and, from it, the wheel
 	$(BIN)/python -m build
