@@ -48,6 +48,8 @@ results: $(STAMP)  ## measure every figure again (docs/results.md and its pictur
 	$(BIN)/python benchmarks/scenes.py
 	$(BIN)/python benchmarks/detr_vs_hf.py
 	$(BIN)/python benchmarks/dt_cartpole.py
+	$(BIN)/python benchmarks/dt_vs_hf.py
+	$(BIN)/python benchmarks/clip_vs_open_clip.py
 
 clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothing ROOT=clothing-dataset-small
 	for seed in 0 1 2; do for which in ours timm recipe; do \
