@@ -81,7 +81,7 @@ def read_coco(path: Path, root: Path) -> Annotations:
             missing or that lie outside of `root`.
     """
     content = _parse(path)
-    names = _categories(path, content["categories"])
+    names = _categories(path, content["categories"], [item.get("category_id") for item in content["annotations"]])
     images = _by_id(path, "images", content["images"])
     files = _files(path, root, images)
     objects = _objects(path, images, names, content["annotations"])
@@ -122,10 +122,12 @@ def _by_id(path: Path, name: str, items: list[Item]) -> dict[int, Item]:
     return found
 
 
-def _categories(path: Path, items: list[Item]) -> dict[int, str]:
-    """Names by id, in the order of the ids."""
+def _categories(path: Path, items: list[Item], used: list[Any]) -> dict[int, str]:
+    """Names by id, in the order of the ids; a name comes twice in exports of a class named as what it is part of."""
     found = _by_id(path, "categories", items)
     names = {number: _text(path, f"category {number}", found[number], "name") for number in sorted(found)}
+    taken = {name for number, name in names.items() if number in used}
+    names = {number: name for number, name in names.items() if number in used or name not in taken}
     if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
         numbers = listed([str(number) for number, name in names.items() if name == twice[0]])
         raise ValueError(f"{path}: categories {numbers} are all named {twice[0]!r}, expected a name each")

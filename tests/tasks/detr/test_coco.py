@@ -68,6 +68,13 @@ def test_a_category_without_boxes_is_a_class(tmp_path: Path) -> None:
     assert (found.labels, found.records[0].labels.tolist()) == (["animals", "cat", "dog"], [1, 2])
 
 
+def test_a_category_that_no_box_has_may_be_named_as_another(tmp_path: Path) -> None:
+    content = coco()
+    content["categories"].insert(0, {"id": 0, "name": "dog"})
+    found = read(tmp_path, content)
+    assert (found.labels, found.category_ids) == (["cat", "dog"], [1, 2])
+
+
 def test_crowds_and_areas(tmp_path: Path) -> None:
     content = coco(2)
     content["annotations"][0] |= {"iscrowd": 1, "area": 12.5}
