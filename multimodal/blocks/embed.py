@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from multimodal.blocks.convolution import ConvNorm
+from multimodal.blocks.convolution import ConvNorm, ResidualConv
 
 
 class PatchEmbed(nn.Module):
@@ -40,7 +40,8 @@ class PatchEmbed(nn.Module):
 class ConvEmbed(nn.Module):
     """Tokens of patches by convolutions ("Early Convolutions Help Transformers See Better", Xiao et al. 2021).
 
-    Each convolution halves the map and doubles its channels, up to the width of a token, which a projection follows.
+    Each convolution halves the map and doubles its channels, up to the width of a token; a residual block and a
+    projection follow.
 
     Args:
         patch_size: (height, width) of a patch in pixels: equal, and a power of 2.
@@ -52,7 +53,7 @@ class ConvEmbed(nn.Module):
         ValueError: a patch that halvings do not make, or a width that norms over groups of 16 channels do not divide.
     """
 
-    CHANNELS = 32
+    CHANNELS = 16
     """Of the first map."""
 
     def __init__(self, patch_size: tuple[int, int], in_channels: int, embed_dim: int, *, bias: bool = True) -> None:
@@ -66,7 +67,8 @@ class ConvEmbed(nn.Module):
             raise ValueError(f"conv_stem with embed_dim {embed_dim}, expected a multiple of 16")
         self.patch_size = patch_size
         widths = [in_channels, *(min(embed_dim, self.CHANNELS << at) for at in range(halvings))]
-        self.convs = nn.Sequential(*(ConvNorm(before, width, stride=2) for before, width in pairwise(widths)))
+        halved = (ConvNorm(before, width, stride=2) for before, width in pairwise(widths))
+        self.convs = nn.Sequential(*halved, ResidualConv(widths[-1]))
         # As the maps are: otherwise each backward pass reorders the weights.
         self.convs.to(memory_format=torch.channels_last)
         self.proj = nn.Linear(widths[-1], embed_dim, bias=bias)
