@@ -139,6 +139,10 @@ class Task:
     """What its checkpoints can be exported to."""
     extra: str | None = None
     """The pip extra that the task needs."""
+    benchmark: str | None = None
+    """What is measured: a function `(size) -> list[Workload]`, see `tasks.workload`; None = it is not in benchmarks."""
+    peers: str | None = None
+    """Published implementations to measure beside: a function `(work, setting) -> list[Peer]`; None = there are none."""
 
     @property
     def config_path(self) -> Path:

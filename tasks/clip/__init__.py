@@ -43,4 +43,5 @@ TASK = Task(
             write="multimodal.pretrained.hf_clip:to_hf",
         ),
     ),
+    benchmark="tasks.clip.bench:workloads",
 )

@@ -28,4 +28,5 @@ TASK = Task(
         ),
     ),
     extra="detection",
+    benchmark="tasks.detr.bench:workloads",
 )

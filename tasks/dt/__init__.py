@@ -40,4 +40,5 @@ TASK = Task(
         ),
     ),
     extra="rl",
+    benchmark="tasks.dt.bench:workloads",
 )

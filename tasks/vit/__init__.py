@@ -30,4 +30,5 @@ TASK = Task(
             write="multimodal.pretrained.hf_vit:to_hf",
         ),
     ),
+    benchmark="tasks.vit.bench:workloads",
 )

@@ -41,4 +41,5 @@ TASK = Task(
         ),
     ),
     extra="audio",
+    benchmark="tasks.whisper.bench:workloads",
 )
