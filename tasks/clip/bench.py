@@ -89,8 +89,8 @@ def _zero_shot(model: str, config: CLIPConfig, tokenizer: CLIPTokenizer, classes
 
     def ours(setting: Setting, data: Data) -> Subject:
         clip = model_for("clip", config, setting)
-        preprocess, unused = ImagePreprocess(size=config.vision.image_hw), Cache(Path())
-        embedder = Embedder(clip, preprocess, tokenizer, setting.device, unused)  # type: ignore[arg-type]
+        unused = ImagePreprocess(mean=(0.5,), std=(0.5,), size=config.vision.image_hw), Cache(Path())
+        embedder = Embedder(clip, unused[0], tokenizer, setting.device, unused[1])  # type: ignore[arg-type]
         return Subject(run=lambda: embedder.means(data["labels"], data["templates"]), model=clip)
 
     return Workload(

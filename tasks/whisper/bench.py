@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.data.audio import SAMPLE_RATE, LogMel
-from multimodal.data.morse import ALPHABET
 from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.generate import generate
 from multimodal.models.whisper import Whisper, WhisperCache, WhisperConfig
 from tasks.whisper.data import IGNORED
 from tasks.whisper.rules import Suppress
+from tasks.whisper.samples import ALPHABET
 from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training, weight_bytes
 
 MANY = 8
