@@ -127,7 +127,7 @@ class Bench:
         times = interleave(
             runners, self.rounds, least_calls=least, told=lambda seconds: self.say(f"{told}, about {seconds:.0f} s")
         )
-        entries = [self._entry(name, runner, times, jobs[name], precision) for name, runner in runners.items()]
+        entries = [self._entry(name, runners, times, jobs[name], precision) for name in runners]
         return entries + failed
 
     def _fastest(self, peer: Peer, work: Workload, setting: Setting, data: Data) -> tuple[str, Runner]:
@@ -163,24 +163,18 @@ class Bench:
             self.skipped[peer.name] = f"{error.name} is not installed"
             self.say(f"{peer.name} is skipped: {self.skipped[peer.name]}")
 
-    def _entry(self, name: str, runner: Runner, times: dict[str, Times], job: Job, precision: str) -> Entry:
-        own, work = times[name], runner.work
-        seconds = own.median / 1000
+    def _entry(self, name: str, runners: dict[str, Runner], times: dict[str, Times], job: Job, precision: str) -> Entry:
+        runner, own = runners[name], times[name]
+        work, model, seconds = runner.work, runner.subject.model, own.median / 1000
         notes = [f"rounds differ by more than {DOUBTFUL:.0%}"] if own.doubtful else []
-        flops = memory = None
-        try:
-            flops = None if runner.subject.model is None else flops_of(runner)
-        except Exception as error:  # a form that torch's counter cannot look into
-            notes.append(f"operations not counted: {_told(error)}")
-        try:
-            memory = peak_memory(job)
-        except Exception as error:
-            notes.append(f"memory not measured: {_told(error)}")
-        parameters = parameters_of(runner.subject)
-        parts = own.parts if work.trains else [None] * len(PARTS)
+        parameters, expected = parameters_of(runner.subject), parameters_of(runners[OURS].subject)
+        if parameters is not None and expected is not None and parameters != expected:
+            notes.append(f"{parameters - expected:+,} parameters")
+        flops = None if model is None else _tried("operations", lambda: flops_of(runner), notes)
         read = None
-        if work.bytes_read is not None and name == OURS and runner.subject.model is not None:
-            read = work.bytes_read(runner.subject.model) / seconds / self.machine.bandwidth
+        if name == OURS and model is not None and work.bytes_read is not None:
+            read = work.bytes_read(model) / seconds / self.machine.bandwidth
+        parts = own.parts if work.trains else [None] * len(PARTS)
         return Entry(
             name=name,
             form=job.form,
@@ -200,10 +194,19 @@ class Bench:
             flops_per_second=flops and flops / seconds,
             matmul_fraction=flops and flops / seconds / self.machine.matmul[precision],
             bandwidth_fraction=read,
-            peak_memory_bytes=memory,
+            peak_memory_bytes=_tried("memory", lambda: peak_memory(job), notes),
             **({} if name == OURS else _ratios(own, times[OURS])),
             notes=tuple(notes),
         )
+
+
+def _tried(what: str, measure: Callable[[], int], notes: list[str]) -> int | None:
+    """What is measured beside the time; where that fails, None and a note."""
+    try:
+        return measure()
+    except Exception as error:  # a form that torch's counter cannot look into, a process that found no memory
+        notes.append(f"{what} not measured: {_told(error)}")
+        return None
 
 
 def _ratios(theirs: Times, ours: Times) -> dict[str, float]:

@@ -37,6 +37,8 @@ class Verb:
 
 VERBS = (Verb(name="export", help="write a checkpoint in another format", module="tasks.export"),)
 """What every task can be told, beside training and measuring."""
+ACROSS = (Verb(name="benchmark", help="measure the speed of tasks side by side", module="tasks.benchmark"),)
+"""What is told to several tasks at once: names of tasks are among the arguments of the verb."""
 
 
 @dataclass(frozen=True, kw_only=True)
