@@ -7,9 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tasks.benchmark_json import OURS, Entry, Report, Row
-from tasks.benchmark_report import by_task, work_of
+from tasks.benchmark_report import PRECISION, by_task, number, work_of
 
-_OURS, _THEIRS = "#1f6f8b", "#c9a227"
+_COLORS = ("#1f6f8b", "#8fc1d4")
+"""Of precisions."""
+_OURS, _THEIRS = _COLORS[0], "#c9a227"
+"""Of ratios, by who is the faster one."""
 _MARKS = "osD^vPX*"
 _LINE = 0.28
 """Inches of a bar."""
@@ -42,22 +45,33 @@ def _panels(counts: dict[str, int], title: str) -> tuple[Figure, dict[str, Axes]
 
 
 def _speed(report: Report) -> Figure | None:
-    """Ours alone: what is done in a second."""
-    tasks = {task: [(r, e) for r, e in _measured(rows) if e.name == OURS] for task, rows in by_task(report).items()}
-    tasks = {task: bars for task, bars in tasks.items() if bars}
+    """Ours alone: what is done in a second, precisions side by side."""
+    tasks: dict[str, dict[str, dict[str, float]]] = {}
+    units = {}
+    for row, entry in _measured(list(report.rows)):
+        if entry.name == OURS:
+            title = work_of(row, precise=False)
+            tasks.setdefault(row.task, {}).setdefault(title, {})[row.precision] = entry.items_per_second or 0.0
+            units[title] = row.unit
     if not tasks:
         return None
-    figure, panels = _panels({task: len(bars) for task, bars in tasks.items()}, "Throughput of this suite")
-    for task, bars in tasks.items():
+    precisions = list(report.machine.matmul)
+    counts = {task: len(works) * len(precisions) for task, works in tasks.items()}
+    figure, panels = _panels(counts, "Throughput of this suite")
+    for task, works in tasks.items():
         axis = panels[task]
-        values = [entry.items_per_second or 0.0 for _, entry in bars]
-        axis.barh([work_of(row) for row, _ in bars], values, color=_OURS)
-        for place, (value, (row, _)) in enumerate(zip(values, bars, strict=True)):
-            axis.annotate(
-                f" {value:.3g} {row.unit}/s", (value, place), va="center", fontsize=8, annotation_clip=False
-            )
+        for index, precision in enumerate(precisions):
+            places = {place + index / len(precisions) * 0.85: work for place, work in enumerate(works)}
+            bars = {at: works[work][precision] for at, work in places.items() if precision in works[work]}
+            label = PRECISION.get(precision, precision)
+            axis.barh(list(bars), list(bars.values()), 0.85 / len(precisions), color=_COLORS[index], label=label)
+            for at, value in bars.items():
+                axis.annotate(f" {number(value)} {units[places[at]]}/s", (value, at), va="center", fontsize=8)
+        axis.set_yticks([place + 0.2 for place in range(len(works))], list(works))
         _finish(axis, task)
-        axis.set_xlim(min(values) / 3, max(values) * 8)
+        values = [value for work in works.values() for value in work.values()]
+        axis.set_xlim(min(values) / 3, max(values) * 12)
+        axis.legend(loc="lower right", fontsize=8)
     return figure
 
 
@@ -94,49 +108,30 @@ def _ratio(report: Report) -> Figure | None:
 def _roofline(report: Report) -> Figure | None:
     """Operations a second over operations for each byte of weights, below what the machine can do."""
     points = [
-        (row, entry)
+        (row, entry.flops_per_second, entry.flops_per_sample * row.batch / entry.weight_bytes)
         for row, entry in _measured(list(report.rows))
-        if entry.name == OURS and entry.flops_per_second and entry.parameters
+        if entry.name == OURS and entry.flops_per_second and entry.flops_per_sample and entry.weight_bytes
     ]
     if not points:
         return None
     figure = Figure(figsize=(10, 6), layout="constrained")
     axis = figure.subplots()
     machine, tasks = report.machine, list(by_task(report))
-    places = []
-    for row, entry in points:
-        place = (entry.flops_per_sample or 0.0) * row.batch / least_bytes(row, entry)
-        places.append(place)
-        task = tasks.index(row.task)
+    for row, speed, place in points:
+        index = tasks.index(row.task)
         label = row.task if row.task not in axis.get_legend_handles_labels()[1] else None
-        axis.scatter(
-            place,
-            (entry.flops_per_second or 0.0) / 1e9,
-            marker=_MARKS[task % len(_MARKS)],
-            color=f"C{task}",
-            facecolors=f"C{task}" if row.precision == "32" else "none",
-            label=label,
-        )
-    ends = [min(places) / 3, max(places) * 3]
+        face = f"C{index}" if row.precision == "32" else "none"
+        marker = _MARKS[index % len(_MARKS)]
+        axis.scatter(place, speed / 1e9, marker=marker, color=f"C{index}", facecolors=face, label=label)
+    low, high = min(place for *_, place in points) / 3, max(place for *_, place in points) * 3
     for name, peak in machine.matmul.items():
-        knee = peak / machine.bandwidth
-        line = sorted({*ends, min(max(knee, ends[0]), ends[1])})
+        line = sorted({low, high, min(max(peak / machine.bandwidth, low), high)})
         axis.plot(line, [min(peak, machine.bandwidth * x) / 1e9 for x in line], color="grey", linewidth=1)
-        axis.annotate(f"{name}: {peak / 1e9:.0f} GFLOP/s", (ends[1], peak / 1e9), ha="right", va="bottom", fontsize=8)
+        told = f"{PRECISION.get(name, name)}: {peak / 1e9:.0f} GFLOP/s"
+        axis.annotate(told, (high, min(peak, machine.bandwidth * high) / 1e9), ha="right", va="bottom", fontsize=8)
     axis.set(xscale="log", yscale="log", ylabel="GFLOP/s")
     axis.set_xlabel("operations for each byte of weights that must be moved (activations are left out)")
-    axis.set_title(f"Roofline: memory {machine.bandwidth / 1e9:.0f} GB/s; filled = float32, open = lower precision")
+    axis.set_title(f"Roofline: memory {machine.bandwidth / 1e9:.0f} GB/s; filled = fp32, open = lower precision")
     axis.grid(alpha=0.3, which="both")
     axis.legend()
     return figure
-
-
-def least_bytes(row: Row, entry: Entry) -> float:
-    """What a call moves at least: all weights once; in training ten times, always in float32.
-
-    Forward and backward pass read them, a gradient is written; AdamW reads weights, gradients and two moments, and
-    writes all but the gradients. Decoding reads more, which makes a point lie too far right.
-    """
-    trains = entry.forward_ms is not None
-    size = 4 if trains or row.precision == "32" else 2
-    return float((entry.parameters or 0) * size * (10 if trains else 1))

@@ -8,14 +8,16 @@ from pathlib import Path
 from multimodal.pretrained.files import write_whole
 from tasks.benchmark_json import Entry, Report, Row
 
+PRECISION = {"32": "fp32"}
+"""What is typed, as it is shown."""
 Cell = Callable[[Row, Entry], str]
 TITLE = "Benchmarks"
 LEGEND = (
     "ms: median of the rounds, beside it their range. fwd / bwd / opt: forward pass, backward pass and optimizer of a "
     "training step. p50 / p95: of all calls, where there are enough. GFLOP: of a sample, products, convolutions and "
     "attention, 2 for a multiplication with its addition; in training with the backward pass. of peak: of the matmul "
-    "peak that this machine reached in that precision. of memory: of its bandwidth, taken up by weights that must be "
-    "read, where that bounds a work. memory: peak of a fresh process, libraries included; on CUDA of what is "
+    "peak that this machine reached in that precision. of memory: of its bandwidth, taken up by the weights that "
+    "step-by-step work reads in each step, if no cache holds them. memory: peak of a fresh process, libraries included; on CUDA of what is "
     "allocated. RTF: real-time factor, seconds for a second of audio. / ours: their time over ours, more than 1 = ours "
     "is faster, beside it the range of the rounds. In bf16 training is autocast, all else has weights in bf16. "
     "A star marks figures in doubt, see the notes."
@@ -24,10 +26,11 @@ LEGEND = (
 # ------------------------------------------------------------------------------------------------------------- numbers
 
 
-def _ms(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """With three digits, or all before the point."""
     if value is None:
         return ""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _percent(value: float | None) -> str:
@@ -35,27 +38,27 @@ def _percent(value: float | None) -> str:
 
 
 def _time(row: Row, entry: Entry) -> str:
-    return "failed" if entry.error else _ms(entry.median_ms) + "*" * bool(entry.notes)
+    return "failed" if entry.error else number(entry.median_ms) + "*" * bool(entry.notes)
 
 
-def _range(low: float | None, high: float | None, show: Callable[[float | None], str] = _ms) -> str:
+def _range(low: float | None, high: float | None, show: Callable[[float | None], str] = number) -> str:
     return "" if low is None or high is None else f"{show(low)}–{show(high)}"
 
 
 def _parts(row: Row, entry: Entry) -> str:
     parts = (entry.forward_ms, entry.backward_ms, entry.optimizer_ms)
-    return "" if parts[0] is None else " / ".join(map(_ms, parts))
+    return "" if parts[0] is None else " / ".join(map(number, parts))
 
 
 def _percentiles(row: Row, entry: Entry) -> str:
-    return "" if entry.p95_ms is None else f"{_ms(entry.p50_ms)} / {_ms(entry.p95_ms)}"
+    return "" if entry.p95_ms is None else f"{number(entry.p50_ms)} / {number(entry.p95_ms)}"
 
 
 def _speed(row: Row, entry: Entry) -> str:
     if entry.items_per_second is None:
         return ""
     rtf = "" if entry.real_time_factor is None else f", RTF {entry.real_time_factor:.3g}"
-    return f"{_ms(entry.items_per_second)} {row.unit}{rtf}"
+    return f"{number(entry.items_per_second)} {row.unit}{rtf}"
 
 
 def _million(row: Row, entry: Entry) -> str:
@@ -78,10 +81,11 @@ def _who(row: Row, entry: Entry) -> str:
     return f"{entry.name} ({entry.form})" if entry.form else entry.name
 
 
-def work_of(row: Row) -> str:
-    """What is done, with what is unusual about how."""
+def work_of(row: Row, *, precise: bool = True) -> str:
+    """What is done, with what is unusual about how; `precise` = with the precision."""
     unusual = [one for one in ("compiled" if row.compile else "", row.attention or "") if one]
-    return ", ".join([row.model, row.work, f"batch {row.batch}", row.precision, *unusual])
+    precision = [PRECISION.get(row.precision, row.precision)] if precise else []
+    return ", ".join([row.model, row.work, f"batch {row.batch}", *precision, *unusual])
 
 
 SHORT: dict[str, Cell] = {
@@ -141,7 +145,7 @@ def by_task(report: Report) -> dict[str, list[Row]]:
 def facts(report: Report) -> list[str]:
     """The machine, the versions, and what is missing."""
     machine = report.machine
-    peaks = ", ".join(f"{name} {flops / 1e9:.0f}" for name, flops in machine.matmul.items())
+    peaks = ", ".join(f"{PRECISION.get(name, name)} {flops / 1e9:.0f}" for name, flops in machine.matmul.items())
     packages = ", ".join(f"{name} {version}" for name, version in report.packages.items())
     found = [
         f"Machine: {machine.name}, {machine.cores} cores, {machine.threads} threads, load {machine.load:.1f} at the "

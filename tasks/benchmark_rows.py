@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from torch import nn
 
 from tasks.benchmark_json import OURS, Entry, Row
 from tasks.benchmark_memory import Job, data_of, peak_memory, peers_of
@@ -14,7 +15,7 @@ from tasks.flops import flops_of
 from tasks.machine import PRECISIONS, Machine
 from tasks.registry import Task
 from tasks.timing import DOUBTFUL, PARTS, Runner, Times, interleave, trial
-from tasks.workload import Data, Peer, Setting, Workload, parameters_of
+from tasks.workload import Data, Peer, Setting, Workload, parameters_of, weight_bytes
 
 _LATENCY_CALLS = 3
 """Least calls in a round of a batch of 1, of whose times percentiles are told."""
@@ -171,9 +172,8 @@ class Bench:
         if parameters is not None and expected is not None and parameters != expected:
             notes.append(f"{parameters - expected:+,} parameters")
         flops = None if model is None else _tried("operations", lambda: flops_of(runner), notes)
-        read = None
-        if name == OURS and model is not None and work.bytes_read is not None:
-            read = work.bytes_read(model) / seconds / self.machine.bandwidth
+        moved = None if model is None else _weight_bytes(work, model)
+        stepwise = moved is not None and work.bytes_read is not None
         parts = own.parts if work.trains else [None] * len(PARTS)
         return Entry(
             name=name,
@@ -193,11 +193,19 @@ class Bench:
             real_time_factor=None if work.audio_seconds is None else seconds / work.audio_seconds,
             flops_per_second=flops and flops / seconds,
             matmul_fraction=flops and flops / seconds / self.machine.matmul[precision],
-            bandwidth_fraction=read,
+            weight_bytes=moved,
+            bandwidth_fraction=moved / seconds / self.machine.bandwidth if moved and stepwise else None,
             peak_memory_bytes=_tried("memory", lambda: peak_memory(job), notes),
             **({} if name == OURS else _ratios(own, times[OURS])),
             notes=tuple(notes),
         )
+
+
+def _weight_bytes(work: Workload, model: nn.Module) -> float:
+    """See `Entry.weight_bytes`."""
+    if work.trains:
+        return 10 * weight_bytes(model)
+    return weight_bytes(model) if work.bytes_read is None else work.bytes_read(model)
 
 
 def _tried(what: str, measure: Callable[[], int], notes: list[str]) -> int | None:

@@ -95,7 +95,8 @@ class Workload:
     audio_seconds: float | None = None
     """Of the recordings that a call takes from beginning to end, for the real-time factor."""
     bytes_read: Callable[[nn.Module], float] | None = None
-    """Bytes of weights that a call reads from memory, where that bounds it: in decoding, once for each token."""
+    """Bytes of weights that a call of a model reads, where it goes step by step and reads them in each; None = once.
+    It is given the peers' models as well."""
     only_float32: bool = False
     """Whether it has no other precision."""
 

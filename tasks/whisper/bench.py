@@ -117,7 +117,8 @@ class _Works:
         return whisper
 
     def _bytes_read(self, model: nn.Module) -> float:
-        """Of the encoder once, and of the decoder, with the vocabulary, for each token."""
-        assert isinstance(model, Whisper)
-        encoder = weight_bytes(model.stem) + weight_bytes(model.encoder)
-        return encoder + self.tokens * (weight_bytes(model) - encoder)
+        """All weights for each token, but the encoder's share once, which is ours of this size."""
+        with torch.device("meta"):
+            ours = Whisper(self.config)
+        encoder = (weight_bytes(ours.stem) + weight_bytes(ours.encoder)) / weight_bytes(ours)
+        return weight_bytes(model) * (encoder + self.tokens * (1 - encoder))
