@@ -5,6 +5,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +22,8 @@ from tasks.registry import DISTRIBUTION, Task
 
 SIZES = {"tiny": ["tiny"], "published": ["published"], "all": ["tiny", "published"]}
 ROUNDS = 7
+_VARYING = ("load", "matmul", "bandwidth")
+"""Of a machine, what is different each time."""
 _OUTPUTS = ("json", "markdown", "html")
 
 
@@ -137,12 +140,11 @@ def _compare(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(one_line(error)) from error
     print(aligned(benchmark_json.compare(old, new)))
-    for name, a, b in (("machine", old.machine, new.machine), ("packages", old.packages, new.packages)):
-        told = [vars(one) if name == "machine" else one for one in (a, b)]
-        changed = {key: (told[0].get(key), told[1].get(key)) for key in told[0] | told[1]}
-        for key, (before, after) in changed.items():
-            if before != after and key not in ("load", "matmul", "bandwidth"):
-                print(f"{name}: {key} was {before}, now {after}")
+    told = [{**asdict(one.machine), **one.packages} for one in (old, new)]
+    for name in told[0] | told[1]:
+        before, after = (one.get(name) for one in told)
+        if before != after and name not in _VARYING:
+            print(f"{name}: {before} in {args.compare[0]}, {after} in {args.compare[1]}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Charts of a benchmark: speed of each task, the roofline, ours against peers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 
 from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _measured(rows: list[Row]) -> Iterator[tuple[Row, Entry]]:
+def _measured(rows: Sequence[Row]) -> Iterator[tuple[Row, Entry]]:
     for row in rows:
         yield from ((row, entry) for entry in row.entries if entry.median_ms is not None)
 
@@ -48,7 +48,7 @@ def _speed(report: Report) -> Figure | None:
     """Ours alone: what is done in a second, precisions side by side."""
     tasks: dict[str, dict[str, dict[str, float]]] = {}
     units = {}
-    for row, entry in _measured(list(report.rows)):
+    for row, entry in _measured(report.rows):
         if entry.name == OURS:
             title = work_of(row, precise=False)
             tasks.setdefault(row.task, {}).setdefault(title, {})[row.precision] = entry.items_per_second or 0.0
@@ -85,15 +85,17 @@ def _finish(axis: Axes, title: str) -> None:
 
 def _ratio(report: Report) -> Figure | None:
     """Peers' times over ours, with the range of the rounds."""
-    tasks = {task: [(r, e) for r, e in _measured(rows) if e.ratio is not None] for task, rows in by_task(report).items()}
-    tasks = {task: bars for task, bars in tasks.items() if bars}
+    tasks: dict[str, list[tuple[Row, Entry]]] = {}
+    for row, entry in _measured(report.rows):
+        if entry.ratio is not None:
+            tasks.setdefault(row.task, []).append((row, entry))
     if not tasks:
         return None
     title = "Time of published implementations over ours: beyond 1 this suite is faster"
     figure, panels = _panels({task: len(bars) for task, bars in tasks.items()}, title)
     for task, bars in tasks.items():
         axis = panels[task]
-        for place, (row, entry) in enumerate(bars):
+        for place, (_, entry) in enumerate(bars):
             ratio, low, high = (float(x or 1.0) for x in (entry.ratio, entry.ratio_low, entry.ratio_high))
             axis.barh(place, ratio - 1, left=1, color=_OURS if ratio >= 1 else _THEIRS)
             axis.plot([low, high], [place, place], color="black", linewidth=1)
@@ -109,7 +111,7 @@ def _roofline(report: Report) -> Figure | None:
     """Operations a second over operations for each byte of weights, below what the machine can do."""
     points = [
         (row, entry.flops_per_second, entry.flops_per_sample * row.batch / entry.weight_bytes)
-        for row, entry in _measured(list(report.rows))
+        for row, entry in _measured(report.rows)
         if entry.name == OURS and entry.flops_per_second and entry.flops_per_sample and entry.weight_bytes
     ]
     if not points:

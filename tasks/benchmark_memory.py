@@ -54,7 +54,7 @@ def peak_memory(job: Job) -> int:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":  # of a process that has imported what all need, and computed nothing
-        context.set_forkserver_preload(["tasks.benchmark_memory", "tasks.base"])
+        context.set_forkserver_preload(["tasks.benchmark_memory", "tasks.base", "torch._dynamo"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(job, torch.get_num_threads(), sender), daemon=True)
     process.start()

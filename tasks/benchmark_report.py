@@ -16,11 +16,11 @@ LEGEND = (
     "ms: median of the rounds, beside it their range. fwd / bwd / opt: forward pass, backward pass and optimizer of a "
     "training step. p50 / p95: of all calls, where there are enough. GFLOP: of a sample, products, convolutions and "
     "attention, 2 for a multiplication with its addition; in training with the backward pass. of peak: of the matmul "
-    "peak that this machine reached in that precision. of memory: of its bandwidth, taken up by the weights that "
-    "step-by-step work reads in each step, if no cache holds them. memory: peak of a fresh process, libraries included; on CUDA of what is "
-    "allocated. RTF: real-time factor, seconds for a second of audio. / ours: their time over ours, more than 1 = ours "
-    "is faster, beside it the range of the rounds. In bf16 training is autocast, all else has weights in bf16. "
-    "A star marks figures in doubt, see the notes."
+    "peak that this machine reached in that precision. of bandwidth: of the machine's, taken up by the weights that "
+    "step-by-step work reads in each step, if no cache holds them. memory: peak of a fresh process, libraries "
+    "included; on CUDA of what is allocated. RTF: real-time factor, seconds for a second of audio. / ours: their time "
+    "over ours, more than 1 = ours is faster, beside it the range of the rounds. In bf16 training is autocast, all "
+    "else has weights in bf16. A star marks figures in doubt, see the notes."
 )
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -107,7 +107,7 @@ LONG: dict[str, Cell] = {
     "p50 / p95": _percentiles,
     "a second": _speed,
     "of peak": lambda row, entry: _percent(entry.matmul_fraction),
-    "of memory": lambda row, entry: _percent(entry.bandwidth_fraction),
+    "of bandwidth": lambda row, entry: _percent(entry.bandwidth_fraction),
     "memory": _memory,
     "/ ours": lambda row, entry: _ratio(entry.ratio),
     "range of / ours": lambda row, entry: _range(entry.ratio_low, entry.ratio_high, _ratio),
@@ -215,7 +215,7 @@ def write_html(path: Path, report: Report, charts: dict[str, bytes]) -> None:
     if found := notes(report):
         parts += ["<h2>Notes</h2>", "<ul>", *(f"<li>{html.escape(note)}</li>" for note in found), "</ul>"]
     head = f'<meta charset="utf-8"><title>{TITLE}</title><style>{_STYLE}</style>'
-    page = f"<!DOCTYPE html>\n<html lang=\"en\"><head>{head}</head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    page = f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
     write_whole(path, page.encode())
 
 

@@ -174,6 +174,7 @@ class Bench:
         flops = None if model is None else _tried("operations", lambda: flops_of(runner), notes)
         moved = None if model is None else _weight_bytes(work, model)
         stepwise = moved is not None and work.bytes_read is not None
+        ratios = [theirs / ours for theirs, ours in zip(own.rounds, times[OURS].rounds, strict=True)]
         parts = own.parts if work.trains else [None] * len(PARTS)
         return Entry(
             name=name,
@@ -196,7 +197,9 @@ class Bench:
             weight_bytes=moved,
             bandwidth_fraction=moved / seconds / self.machine.bandwidth if moved and stepwise else None,
             peak_memory_bytes=_tried("memory", lambda: peak_memory(job), notes),
-            **({} if name == OURS else _ratios(own, times[OURS])),
+            ratio=None if name == OURS else own.median / times[OURS].median,
+            ratio_low=None if name == OURS else min(ratios),
+            ratio_high=None if name == OURS else max(ratios),
             notes=tuple(notes),
         )
 
@@ -204,8 +207,8 @@ class Bench:
 def _weight_bytes(work: Workload, model: nn.Module) -> float:
     """See `Entry.weight_bytes`."""
     if work.trains:
-        return 10 * weight_bytes(model)
-    return weight_bytes(model) if work.bytes_read is None else work.bytes_read(model)
+        return 10.0 * weight_bytes(model)
+    return float(weight_bytes(model)) if work.bytes_read is None else work.bytes_read(model)
 
 
 def _tried(what: str, measure: Callable[[], int], notes: list[str]) -> int | None:
@@ -215,12 +218,6 @@ def _tried(what: str, measure: Callable[[], int], notes: list[str]) -> int | Non
     except Exception as error:  # a form that torch's counter cannot look into, a process that found no memory
         notes.append(f"{what} not measured: {_told(error)}")
         return None
-
-
-def _ratios(theirs: Times, ours: Times) -> dict[str, float]:
-    """Theirs over ours: of the medians, and the range of the rounds'."""
-    rounds = [b / a for a, b in zip(ours.rounds, theirs.rounds, strict=True)]
-    return {"ratio": theirs.median / ours.median, "ratio_low": min(rounds), "ratio_high": max(rounds)}
 
 
 def _told(error: Exception) -> str:

@@ -144,7 +144,7 @@ class Task:
     benchmark: str | None = None
     """What is measured: a function `(size) -> list[Workload]`, see `tasks.workload`; None = it is not in benchmarks."""
     peers: str | None = None
-    """Published implementations to measure beside: a function `(work, setting) -> list[Peer]`; None = there are none."""
+    """Published implementations to measure beside: a function `(work, setting) -> list[Peer]`; None = there is none."""
 
     @property
     def config_path(self) -> Path:

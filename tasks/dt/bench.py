@@ -63,9 +63,17 @@ def _works(model: str, config: DecisionTransformerConfig, options: dict[str, Any
     early = config.context_length
     return [
         Workload(
-            model=model, name="train", batch=BATCH, data=windows, ours=train, config=config, trains=True, clip=0.25,
-            lr=1e-4, unit="windows",
-        ),  # fmt: skip
+            model=model,
+            name="train",
+            batch=BATCH,
+            data=windows,
+            ours=train,
+            config=config,
+            trains=True,
+            clip=0.25,
+            lr=1e-4,
+            unit="windows",
+        ),
         acting(f"{ACTIONS} actions", 1, ACTIONS),
         acting(f"first {early} actions", 1, early),
         acting(f"{ACTIONS} actions", ENVIRONMENTS, ACTIONS),
