@@ -42,10 +42,14 @@ class Entry:
     real_time_factor: float | None = None
     """Seconds for a second of audio."""
     flops_per_second: float | None = None
+    weight_bytes: float | None = None
+    """Least traffic of a call: each weight once; in decoding and acting once for each step. In training ten times 4
+    bytes: both passes read it, its gradient is written, AdamW reads weight, gradient and two moments and writes all but
+    the gradient. Activations are left out."""
     matmul_fraction: float | None = None
     """Of the machine's matmul peak in this precision."""
     bandwidth_fraction: float | None = None
-    """Of the machine's bandwidth, which weights alone take up that must be read."""
+    """Of the machine's bandwidth, which `weight_bytes` alone take up if no cache holds them; of step-by-step work."""
     peak_memory_bytes: int | None = None
     """Of a fresh process that does the work once: all of it, libraries included; on CUDA what torch allocates."""
     ratio: float | None = None
@@ -137,7 +141,7 @@ def compare(old: Report, new: Report) -> list[tuple[str, ...]]:
     """A table of both, with its header: the milliseconds of everyone, and the old ones over the new."""
     header = ("task", "model, work", "precision", "who", "old ms", "new ms", "old / new")
     before, after = _medians(old), _medians(new)
-    table = [header]
+    table: list[tuple[str, ...]] = [header]
     for key in [*before, *(key for key in after if key not in before)]:
         a, b = before.get(key), after.get(key)
         task, model, work, batch, precision, compiled, attention, who = key

@@ -17,6 +17,8 @@ from tasks.workload import Data, Peer, Setting, Workload, to_device
 
 _LONGEST = 1200.0
 """Seconds that a process may take, compilation included."""
+_SHORT = 10.0
+"""Seconds in which it ends once it has answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ def peak_memory(job: Job) -> int:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":  # of a process that has imported what all need, and computed nothing
-        context.set_forkserver_preload(["tasks.benchmark_memory", "tasks.base"])
+        context.set_forkserver_preload(["tasks.benchmark_memory", "tasks.base", "torch._dynamo"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(job, torch.get_num_threads(), sender), daemon=True)
     process.start()
@@ -61,8 +63,9 @@ def peak_memory(job: Job) -> int:
         if not receiver.poll(_LONGEST):
             raise RuntimeError(f"no answer within {_LONGEST:.0f} s")
         found = receiver.recv()
+        process.join(_SHORT)  # by itself, so that it tidies up
     except EOFError:
-        process.join()
+        process.join(_SHORT)
         raise RuntimeError(f"the process that measures memory ended with code {process.exitcode}") from None
     finally:
         process.terminate()

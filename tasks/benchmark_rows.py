@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from torch import nn
 
 from tasks.benchmark_json import OURS, Entry, Row
 from tasks.benchmark_memory import Job, data_of, peak_memory, peers_of
@@ -14,7 +15,7 @@ from tasks.flops import flops_of
 from tasks.machine import PRECISIONS, Machine
 from tasks.registry import Task
 from tasks.timing import DOUBTFUL, PARTS, Runner, Times, interleave, trial
-from tasks.workload import Data, Peer, Setting, Workload, parameters_of
+from tasks.workload import Data, Peer, Setting, Workload, parameters_of, weight_bytes
 
 _LATENCY_CALLS = 3
 """Least calls in a round of a batch of 1, of whose times percentiles are told."""
@@ -127,7 +128,7 @@ class Bench:
         times = interleave(
             runners, self.rounds, least_calls=least, told=lambda seconds: self.say(f"{told}, about {seconds:.0f} s")
         )
-        entries = [self._entry(name, runner, times, jobs[name], precision) for name, runner in runners.items()]
+        entries = [self._entry(name, runners, times, jobs[name], precision) for name in runners]
         return entries + failed
 
     def _fastest(self, peer: Peer, work: Workload, setting: Setting, data: Data) -> tuple[str, Runner]:
@@ -163,24 +164,18 @@ class Bench:
             self.skipped[peer.name] = f"{error.name} is not installed"
             self.say(f"{peer.name} is skipped: {self.skipped[peer.name]}")
 
-    def _entry(self, name: str, runner: Runner, times: dict[str, Times], job: Job, precision: str) -> Entry:
-        own, work = times[name], runner.work
-        seconds = own.median / 1000
+    def _entry(self, name: str, runners: dict[str, Runner], times: dict[str, Times], job: Job, precision: str) -> Entry:
+        runner, own = runners[name], times[name]
+        work, model, seconds = runner.work, runner.subject.model, own.median / 1000
         notes = [f"rounds differ by more than {DOUBTFUL:.0%}"] if own.doubtful else []
-        flops = memory = None
-        try:
-            flops = None if runner.subject.model is None else flops_of(runner)
-        except Exception as error:  # a form that torch's counter cannot look into
-            notes.append(f"operations not counted: {_told(error)}")
-        try:
-            memory = peak_memory(job)
-        except Exception as error:
-            notes.append(f"memory not measured: {_told(error)}")
-        parameters = parameters_of(runner.subject)
+        parameters, expected = parameters_of(runner.subject), parameters_of(runners[OURS].subject)
+        if parameters is not None and expected is not None and parameters != expected:
+            notes.append(f"{parameters - expected:+,} parameters")
+        flops = None if model is None else _tried("operations", lambda: flops_of(runner), notes)
+        moved = None if model is None else _weight_bytes(work, model)
+        stepwise = moved is not None and work.bytes_read is not None
+        ratios = [theirs / ours for theirs, ours in zip(own.rounds, times[OURS].rounds, strict=True)]
         parts = own.parts if work.trains else [None] * len(PARTS)
-        read = None
-        if work.bytes_read is not None and name == OURS and runner.subject.model is not None:
-            read = work.bytes_read(runner.subject.model) / seconds / self.machine.bandwidth
         return Entry(
             name=name,
             form=job.form,
@@ -199,17 +194,30 @@ class Bench:
             real_time_factor=None if work.audio_seconds is None else seconds / work.audio_seconds,
             flops_per_second=flops and flops / seconds,
             matmul_fraction=flops and flops / seconds / self.machine.matmul[precision],
-            bandwidth_fraction=read,
-            peak_memory_bytes=memory,
-            **({} if name == OURS else _ratios(own, times[OURS])),
+            weight_bytes=moved,
+            bandwidth_fraction=moved / seconds / self.machine.bandwidth if moved and stepwise else None,
+            peak_memory_bytes=_tried("memory", lambda: peak_memory(job), notes),
+            ratio=None if name == OURS else own.median / times[OURS].median,
+            ratio_low=None if name == OURS else min(ratios),
+            ratio_high=None if name == OURS else max(ratios),
             notes=tuple(notes),
         )
 
 
-def _ratios(theirs: Times, ours: Times) -> dict[str, float]:
-    """Theirs over ours: of the medians, and the range of the rounds'."""
-    rounds = [b / a for a, b in zip(ours.rounds, theirs.rounds, strict=True)]
-    return {"ratio": theirs.median / ours.median, "ratio_low": min(rounds), "ratio_high": max(rounds)}
+def _weight_bytes(work: Workload, model: nn.Module) -> float:
+    """See `Entry.weight_bytes`."""
+    if work.trains:
+        return 10.0 * weight_bytes(model)
+    return float(weight_bytes(model)) if work.bytes_read is None else work.bytes_read(model)
+
+
+def _tried(what: str, measure: Callable[[], int], notes: list[str]) -> int | None:
+    """What is measured beside the time; where that fails, None and a note."""
+    try:
+        return measure()
+    except Exception as error:  # a form that torch's counter cannot look into, a process that found no memory
+        notes.append(f"{what} not measured: {_told(error)}")
+        return None
 
 
 def _told(error: Exception) -> str:

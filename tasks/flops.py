@@ -36,13 +36,19 @@ _FORMULAS = {
 
 
 def flops_of(runner: Runner) -> int:
-    """Of one call of the runner's subject; in training of the forward and the backward pass."""
+    """Of one call of the runner's subject; in training of the forward and the backward pass.
+
+    A model that is not trained asks for no gradients afterwards: torch's counter stumbles over weights that do.
+    """
+    model = runner.subject.model
+    if model is not None and not runner.work.trains:
+        model.requires_grad_(False)
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
         if runner.work.trains:
             runner.loss().backward()
         else:
             with torch.inference_mode():
                 runner.subject.run()
-    if runner.subject.model is not None:
-        runner.subject.model.zero_grad()
+    if model is not None:
+        model.zero_grad()
     return int(counter.get_total_flops())

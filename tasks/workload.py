@@ -44,7 +44,7 @@ class Subject:
     """Someone who does a work."""
 
     run: Callable[[], Any]
-    """One call. In training the forward pass, which returns the loss (a scalar); the frame does the rest of the step."""
+    """One call. In training the forward pass, which returns the loss, a scalar; the frame does what is left."""
     model: nn.Module | None
     """Whose parameters are counted, and trained where they ask for gradients; None for what is no PyTorch module."""
     parameters: int | None = None
@@ -61,7 +61,7 @@ class Peer:
     """The distribution whose version is told."""
     forms: Mapping[str, Callable[[Data], Subject]]
     """Ways to run it by name ("fused", "plain, compiled"): each builds a subject on the work's data, which is on the
-    device. The fastest of a short trial is measured. A `ModuleNotFoundError` skips the peer, any other error its form."""
+    device. The fastest in a short trial is measured. `ModuleNotFoundError` skips the peer, another error the form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,8 @@ class Workload:
     audio_seconds: float | None = None
     """Of the recordings that a call takes from beginning to end, for the real-time factor."""
     bytes_read: Callable[[nn.Module], float] | None = None
-    """Bytes of weights that a call reads from memory, where that bounds it: in decoding, once for each token."""
+    """Bytes of weights that a call of a model reads, where it goes step by step and reads them in each; None = once.
+    It is given the peers' models as well."""
     only_float32: bool = False
     """Whether it has no other precision."""
 
@@ -122,7 +123,7 @@ def to_device(data: Data, device: torch.device) -> dict[str, Any]:
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in data.items()}
 
 
-# ------------------------------------------------------------------------------------------------- what tasks build with
+# ------------------------------------------------------------------------------------------------ what tasks build with
 
 
 def with_attention(config: Config, kernel: str | None) -> Config:

@@ -39,9 +39,7 @@ def templates(count: int) -> list[str]:
     return [make("{}") for make in OPENAI_IMAGENET_TEMPLATES[:count]]
 
 
-def _works(
-    model: str, config: CLIPConfig, options: dict[str, Any], *, classes: int, templates: int
-) -> list[Workload]:
+def _works(model: str, config: CLIPConfig, options: dict[str, Any], *, classes: int, templates: int) -> list[Workload]:
     tokenizer = CLIPTokenizer(config.text.context_length)
 
     def pairs(texts: Sequence[str]) -> Data:
@@ -66,7 +64,13 @@ def _works(
         return Subject(run=lambda: clip.encode_text(tokens), model=clip)
 
     def work(name: str, texts: list[str], **more: Any) -> Workload:
-        given = {"model": model, "name": name, "batch": len(texts), "data": lambda: pairs(texts), "config": config}
+        given: dict[str, Any] = {
+            "model": model,
+            "name": name,
+            "batch": len(texts),
+            "data": lambda: pairs(texts),
+            "config": config,
+        }
         return Workload(**given, **more)
 
     full = ["circle " * config.text.context_length] * PAIRS

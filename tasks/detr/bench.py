@@ -52,7 +52,13 @@ def _works(model: str, config: DETRConfig, options: dict[str, Any], *, side: int
         return Subject(run=lambda: detr(images), model=detr)
 
     def work(name: str, batch: int, **more: Any) -> Workload:
-        given = {"model": model, "name": name, "batch": batch, "data": lambda: data(batch), "config": config}
+        given: dict[str, Any] = {
+            "model": model,
+            "name": name,
+            "batch": batch,
+            "data": lambda: data(batch),
+            "config": config,
+        }
         return Workload(**given, unit="images", facts={"frozen": FROZEN.get(config.backbone, ())}, **more)
 
     return [

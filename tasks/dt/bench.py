@@ -8,7 +8,7 @@ import torch
 from multimodal.models.decision_transformer import DecisionTransformerConfig
 from tasks.dt.policy import Policy
 from tasks.dt.preprocess import TrajectoryPreprocess
-from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training
+from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training, weight_bytes
 
 BATCH, ENVIRONMENTS = 64, 16
 ACTIONS = 60
@@ -57,14 +57,23 @@ def _works(model: str, config: DecisionTransformerConfig, options: dict[str, Any
             facts={"target": TARGET, "return_scale": SCALE},
             unit="actions",
             items=environments * actions,
+            bytes_read=lambda transformer: actions * weight_bytes(transformer),
         )
 
     early = config.context_length
     return [
         Workload(
-            model=model, name="train", batch=BATCH, data=windows, ours=train, config=config, trains=True, clip=0.25,
-            lr=1e-4, unit="windows",
-        ),  # fmt: skip
+            model=model,
+            name="train",
+            batch=BATCH,
+            data=windows,
+            ours=train,
+            config=config,
+            trains=True,
+            clip=0.25,
+            lr=1e-4,
+            unit="windows",
+        ),
         acting(f"{ACTIONS} actions", 1, ACTIONS),
         acting(f"first {early} actions", 1, early),
         acting(f"{ACTIONS} actions", ENVIRONMENTS, ACTIONS),

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimodal.data.audio import SAMPLE_RATE, LogMel
+from multimodal.data.audio import LogMel
 from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.generate import generate
 from multimodal.models.whisper import Whisper, WhisperCache, WhisperConfig
@@ -66,7 +66,11 @@ class _Works:
         ]
 
     def _work(self, name: str, batch: int, data: Any, ours: Any, **more: Any) -> Workload:
-        given = {"unit": _UNITS, "items": batch * self.seconds, "audio_seconds": batch * self.seconds} | more
+        given: dict[str, Any] = {
+            "unit": _UNITS,
+            "items": batch * self.seconds,
+            "audio_seconds": batch * self.seconds,
+        } | more
         return Workload(model=self.model, name=name, batch=batch, data=data, ours=ours, config=self.config, **given)
 
     def _decoding(self, batch: int) -> Workload:
@@ -118,7 +122,8 @@ class _Works:
         return whisper
 
     def _bytes_read(self, model: nn.Module) -> float:
-        """Of the encoder once, and of the decoder, with the vocabulary, for each token."""
-        assert isinstance(model, Whisper)
-        encoder = weight_bytes(model.stem) + weight_bytes(model.encoder)
-        return encoder + self.tokens * (weight_bytes(model) - encoder)
+        """All weights for each token, but the encoder's share once, which is ours of this size."""
+        with torch.device("meta"):
+            ours = Whisper(self.config)
+        encoder = (weight_bytes(ours.stem) + weight_bytes(ours.encoder)) / weight_bytes(ours)
+        return weight_bytes(model) * (encoder + self.tokens * (1 - encoder))
