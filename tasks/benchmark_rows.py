@@ -83,9 +83,8 @@ class Bench:
         )
 
     def _row(self, task: Task, size: str, index: int, work: Workload, precision: str) -> Row:
-        setting = Setting(
-            device=self.device, dtype=PRECISIONS[precision], compile=self.compile, attention=self.attention
-        )
+        compiles = self.compile and work.compiles
+        setting = Setting(device=self.device, dtype=PRECISIONS[precision], compile=compiles, attention=self.attention)
         row = Row(
             task=task.name,
             size=size,
@@ -95,7 +94,7 @@ class Bench:
             unit=work.unit,
             items=float(work.amount),
             precision=precision,
-            compile=self.compile,
+            compile=compiles,
             attention=self.attention,
         )
         title = f"{task.name}: {work.model}, {work.name}, batch {work.batch}, {precision}"
