@@ -100,7 +100,7 @@ class Workload:
     only_float32: bool = False
     """Whether it has no other precision."""
     compiles: bool = True
-    """Whether ours can be compiled for it; else it runs as it is, whatever is asked for."""
+    """Whether ours can be compiled for it; else it runs as it is, whatever is asked for. Peers may be compiled anyway."""
 
     @property
     def amount(self) -> float:
