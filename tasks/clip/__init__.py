@@ -44,4 +44,5 @@ TASK = Task(
         ),
     ),
     benchmark="tasks.clip.bench:workloads",
+    peers="tasks.clip.peers:peers",
 )

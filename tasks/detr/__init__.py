@@ -29,4 +29,5 @@ TASK = Task(
     ),
     extra="detection",
     benchmark="tasks.detr.bench:workloads",
+    peers="tasks.detr.peers:peers",
 )

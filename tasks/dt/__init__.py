@@ -41,4 +41,5 @@ TASK = Task(
     ),
     extra="rl",
     benchmark="tasks.dt.bench:workloads",
+    peers="tasks.dt.peers:peers",
 )

@@ -31,4 +31,5 @@ TASK = Task(
         ),
     ),
     benchmark="tasks.vit.bench:workloads",
+    peers="tasks.vit.peers:peers",
 )

@@ -122,13 +122,14 @@ class _Works:
         def step(tokens: Tensor, cache: WhisperCache) -> Tensor:
             return whisper.decode(tokens, cache=cache)[:, -1]
 
-        def run() -> None:
+        def run() -> list[list[int]]:
             audio = whisper.encode(mel)
             cache = whisper.make_cache(len(self.prompt) + self.tokens)
             prompts = torch.tensor([self.prompt], device=mel.device).expand(len(mel), -1)
             logits = whisper.decode(prompts, audio, cache=cache, only=slice(-1, None))[:, -1]
             limits = torch.full((len(mel),), self.tokens)
-            generate(step, cache, logits, end=self.end, limits=limits, rules=[Suppress([self.end])])
+            found = generate(step, cache, logits, end=self.end, limits=limits, rules=[Suppress([self.end])])
+            return [one.tokens for one in found]
 
         return Subject(run=run, model=whisper)
 
