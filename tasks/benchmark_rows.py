@@ -83,9 +83,8 @@ class Bench:
         )
 
     def _row(self, task: Task, size: str, index: int, work: Workload, precision: str) -> Row:
-        setting = Setting(
-            device=self.device, dtype=PRECISIONS[precision], compile=self.compile, attention=self.attention
-        )
+        compiles = self.compile and work.compiles
+        setting = Setting(device=self.device, dtype=PRECISIONS[precision], compile=compiles, attention=self.attention)
         row = Row(
             task=task.name,
             size=size,
@@ -95,7 +94,7 @@ class Bench:
             unit=work.unit,
             items=float(work.amount),
             precision=precision,
-            compile=self.compile,
+            compile=compiles,
             attention=self.attention,
         )
         title = f"{task.name}: {work.model}, {work.name}, batch {work.batch}, {precision}"
@@ -113,10 +112,11 @@ class Bench:
         runners = {OURS: Runner(work.ours(setting, data), work, setting)}
         jobs, failed = {OURS: job}, []
         runners[OURS]()  # before the peers are built, which may take long
-        for peer in peers_of(job.task, work, setting) if self.peers else []:
+        theirs = replace(setting, compile=self.compile)  # they may gain by it where ours is not compiled
+        for peer in peers_of(job.task, work, theirs) if self.peers else []:
             try:
-                form, runners[peer.name] = self._fastest(peer, work, setting, data)
-                jobs[peer.name] = replace(job, peer=peer.name, form=form)
+                form, runners[peer.name] = self._fastest(peer, work, theirs, data)
+                jobs[peer.name] = replace(job, setting=theirs, peer=peer.name, form=form)
                 self._note_version(peer.package)
             except ModuleNotFoundError as error:
                 self._skip(peer, error)

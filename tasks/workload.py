@@ -99,6 +99,8 @@ class Workload:
     It is given the peers' models as well."""
     only_float32: bool = False
     """Whether it has no other precision."""
+    compiles: bool = True
+    """Whether ours can be compiled for it; else it runs as it is, whatever is asked for. Peers may be compiled anyway."""
 
     @property
     def amount(self) -> float:
@@ -142,11 +144,12 @@ def with_attention(config: Config, kernel: str | None) -> Config:
 
 def ready(model: Model, setting: Setting, *, trains: bool = False) -> Model:
     """The model on its device: in training with weights in float32, else for evaluation in the setting's dtype."""
-    model = model.to(setting.device) if trains else model.to(setting.device, setting.dtype)
-    model.train(trains)
-    if setting.compile:
-        model.compile()
-    return model
+    return (model.to(setting.device) if trains else model.to(setting.device, setting.dtype)).train(trains)
+
+
+def compiled(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:
+    """A model, or a method of one, compiled where the setting says so."""
+    return torch.compile(function) if setting.compile else function
 
 
 def model_for(task: str, config: Any, setting: Setting) -> nn.Module:
@@ -162,6 +165,8 @@ def training(task: str, config: Any, setting: Setting, data: Data, **options: An
     module = record.load(record.module)(**values, **options)
     module.to(setting.device).train()
     ready(module.model, setting, trains=True)
+    if setting.compile:
+        module.model.compile()  # in place: the module calls it by its name
     return Subject(run=lambda: module.loss(data), model=module.model)
 
 

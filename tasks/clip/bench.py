@@ -8,11 +8,11 @@ import torch
 
 from multimodal.data import CLIPTokenizer, ImagePreprocess
 from multimodal.data.scenes import draw_scene
-from multimodal.models.clip import CLIPConfig
+from multimodal.models.clip import CLIP, CLIPConfig
 from tasks.clip.cache import Cache
 from tasks.clip.embed import Embedder
 from tasks.clip.samples import LABELS, text_id
-from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training
+from tasks.workload import Data, Setting, Subject, Workload, compiled, default_recipe, model_for, training
 
 PAIRS, TEXTS = 16, 32
 TEMPLATES = 80
@@ -39,6 +39,12 @@ def templates(count: int) -> list[str]:
     return [make("{}") for make in OPENAI_IMAGENET_TEMPLATES[:count]]
 
 
+def _clip(config: CLIPConfig, setting: Setting) -> CLIP:
+    clip = model_for("clip", config, setting)
+    assert isinstance(clip, CLIP)
+    return clip
+
+
 def _works(model: str, config: CLIPConfig, options: dict[str, Any], *, classes: int, templates: int) -> list[Workload]:
     tokenizer = CLIPTokenizer(config.text.context_length)
 
@@ -56,12 +62,14 @@ def _works(model: str, config: CLIPConfig, options: dict[str, Any], *, classes: 
         return training("clip", config, setting, data, **options)
 
     def image(setting: Setting, data: Data) -> Subject:
-        clip, images = model_for("clip", config, setting), data["image"].to(setting.dtype)
-        return Subject(run=lambda: clip.encode_image(images), model=clip)
+        clip, images = _clip(config, setting), data["image"].to(setting.dtype)
+        run = compiled(clip.encode_image, setting)
+        return Subject(run=lambda: run(images), model=clip)
 
     def text(setting: Setting, data: Data) -> Subject:
-        clip, tokens = model_for("clip", config, setting), data["tokens"]
-        return Subject(run=lambda: clip.encode_text(tokens), model=clip)
+        clip, tokens = _clip(config, setting), data["tokens"]
+        run = compiled(clip.encode_text, setting)
+        return Subject(run=lambda: run(tokens), model=clip)
 
     def work(name: str, texts: list[str], **more: Any) -> Workload:
         given: dict[str, Any] = {
@@ -92,9 +100,9 @@ def _zero_shot(model: str, config: CLIPConfig, tokenizer: CLIPTokenizer, classes
         return {"labels": list(LABELS[:classes]), "templates": templates(count)}
 
     def ours(setting: Setting, data: Data) -> Subject:
-        clip = model_for("clip", config, setting)
+        clip = _clip(config, setting)
         unused = ImagePreprocess(mean=(0.5,), std=(0.5,), size=config.vision.image_hw), Cache(Path())
-        embedder = Embedder(clip, unused[0], tokenizer, setting.device, unused[1])  # type: ignore[arg-type]
+        embedder = Embedder(clip, unused[0], tokenizer, setting.device, unused[1])
         return Subject(run=lambda: embedder.means(data["labels"], data["templates"]), model=clip)
 
     return Workload(
@@ -106,4 +114,5 @@ def _zero_shot(model: str, config: CLIPConfig, tokenizer: CLIPTokenizer, classes
         config=config,
         unit="texts",
         items=classes * count,
+        compiles=False,
     )

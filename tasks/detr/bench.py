@@ -7,7 +7,7 @@ import torch
 
 from multimodal.data.scenes import SHAPES
 from multimodal.models.detr import DETRConfig
-from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training
+from tasks.workload import Data, Setting, Subject, Workload, compiled, default_recipe, model_for, training
 
 BATCH = 2
 OBJECTS = 7
@@ -49,7 +49,8 @@ def _works(model: str, config: DETRConfig, options: dict[str, Any], *, side: int
 
     def infer(setting: Setting, data: Data) -> Subject:
         detr, images = model_for("detr", config, setting), data["image"].to(setting.dtype)
-        return Subject(run=lambda: detr(images), model=detr)
+        run = compiled(detr, setting)
+        return Subject(run=lambda: run(images), model=detr)
 
     def work(name: str, batch: int, **more: Any) -> Workload:
         given: dict[str, Any] = {

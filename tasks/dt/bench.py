@@ -57,6 +57,7 @@ def _works(model: str, config: DecisionTransformerConfig, options: dict[str, Any
             facts={"target": TARGET, "return_scale": SCALE},
             unit="actions",
             items=environments * actions,
+            compiles=False,
             bytes_read=lambda transformer: actions * weight_bytes(transformer),
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from multimodal.models.vit import SIZES, ViTConfig
-from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training
+from tasks.workload import Data, Setting, Subject, Workload, compiled, default_recipe, model_for, training
 
 TRAIN, THROUGHPUT = 8, 16
 
@@ -15,7 +15,8 @@ def workloads(size: str) -> list[Workload]:
     if size == "tiny":
         config, options = default_recipe("vit", num_classes=10)  # digits
         return _works("ViT, default recipe", config, options)
-    published = [_works(f"ViT-{name}/16, 224", ViTConfig(**SIZES[name]), {}) for name in ("Ti", "S")]
+    sizes: dict[str, dict[str, Any]] = {name: dict(SIZES[name]) for name in ("Ti", "S")}
+    published = [_works(f"ViT-{name}/16, 224", ViTConfig(**fields), {}) for name, fields in sizes.items()]
     return [work for works in published for work in works]
 
 
@@ -29,7 +30,8 @@ def _works(model: str, config: ViTConfig, options: dict[str, Any]) -> list[Workl
 
     def infer(setting: Setting, data: Data) -> Subject:
         vit, images = model_for("vit", config, setting), data["image"].to(setting.dtype)
-        return Subject(run=lambda: vit(images), model=vit)
+        run = compiled(vit, setting)
+        return Subject(run=lambda: run(images), model=vit)
 
     def work(name: str, batch: int, **more: Any) -> Workload:
         return Workload(

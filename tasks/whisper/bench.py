@@ -12,7 +12,17 @@ from multimodal.models.whisper import Whisper, WhisperCache, WhisperConfig
 from tasks.whisper.data import IGNORED
 from tasks.whisper.rules import Suppress
 from tasks.whisper.samples import ALPHABET
-from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training, weight_bytes
+from tasks.workload import (
+    Data,
+    Setting,
+    Subject,
+    Workload,
+    compiled,
+    default_recipe,
+    model_for,
+    training,
+    weight_bytes,
+)
 
 MANY = 8
 """Recordings that are decoded at once."""
@@ -49,7 +59,7 @@ class _Works:
 
         length = min(TEXT, self.config.text_context)
         return [
-            self._work("log-mel", 1, self._sound, self._spectrogram, only_float32=True),
+            self._work("log-mel", 1, self._sound, self._spectrogram, only_float32=True, compiles=False),
             self._work("encoder", 1, lambda: self._mel(1), self._encode),
             self._decoding(1),
             self._decoding(MANY),
@@ -76,7 +86,13 @@ class _Works:
     def _decoding(self, batch: int) -> Workload:
         """From the spectrogram to so many tokens, all greedy."""
         facts = {"prompt": self.prompt, "end": self.end, "tokens": self.tokens}
-        more = {"unit": "tokens", "items": batch * self.tokens, "facts": facts, "bytes_read": self._bytes_read}
+        more = {
+            "unit": "tokens",
+            "items": batch * self.tokens,
+            "facts": facts,
+            "bytes_read": self._bytes_read,
+            "compiles": False,
+        }
         return self._work(f"decode {self.tokens} tokens", batch, lambda: self._mel(batch), self._decode, **more)
 
     def _sound(self) -> Data:
@@ -97,7 +113,8 @@ class _Works:
 
     def _encode(self, setting: Setting, data: Data) -> Subject:
         whisper, mel = self._whisper(setting), data["mel"].to(setting.dtype)
-        return Subject(run=lambda: whisper.encode(mel), model=whisper)
+        run = compiled(whisper.encode, setting)
+        return Subject(run=lambda: run(mel), model=whisper)
 
     def _decode(self, setting: Setting, data: Data) -> Subject:
         whisper, mel = self._whisper(setting), data["mel"].to(setting.dtype)

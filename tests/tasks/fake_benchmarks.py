@@ -45,7 +45,7 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
         subject = _train(setting, data) if work.trains else _infer(setting, data)
 
         def run() -> Any:
-            time.sleep(0.02)
+            time.sleep(0.005)
             return subject.run()
 
         return Subject(run=run, model=subject.model)

@@ -148,7 +148,7 @@ def test_peers_run_in_their_fastest_form_and_missing_ones_are_named(
     assert ours.ratio is None
     assert sleeper.ratio == pytest.approx(sleeper.median_ms / ours.median_ms)
     assert sleeper.ratio_low > 1
-    assert sleeper.forward_ms > 20 > sleeper.backward_ms
+    assert sleeper.forward_ms > 5
     assert twin.parameters == ours.parameters
     other = inference.entries[-1]
     assert "-1,054 parameters" in other.notes

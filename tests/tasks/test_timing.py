@@ -184,3 +184,18 @@ def test_another_kernel_goes_into_every_stack_without_the_options_of_the_old_one
     assert (other.encoder.attention, other.encoder.attention_options) == ("naive", {})
     assert other.decoder.attention == "naive"
     assert with_attention(config, None) is config
+
+
+def test_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.vit import bench
+
+    seen: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function: seen.append(function) or function)
+    monkeypatch.setattr(nn.Module, "compile", lambda self: seen.append(self))
+    compiled = Setting(device=CPU, dtype=torch.float32, compile=True)
+    for one in bench.workloads("tiny"):
+        for setting in (FP32, compiled):
+            subject = one.ours(setting, one.data())
+            assert seen == ([subject.model] if setting.compile else [])
+            subject.run()
+            seen.clear()
