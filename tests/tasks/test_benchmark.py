@@ -1,7 +1,12 @@
 """`multimodal benchmark`: what is measured, what is written, and what happens when something goes wrong."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,7 @@ from tasks.machine import Machine
 from tasks.registry import Task
 from tasks.timing import Runner
 from tasks.workload import Setting, parameters_of
-from tests.tasks.commands import Run
+from tests.tasks.commands import ROOT, Run
 from tests.tasks.fake_benchmarks import task as fake
 
 CPU = torch.device("cpu")
@@ -200,6 +205,22 @@ def test_what_was_measured_is_written_after_ctrl_c(run: Run, tmp_path: Path, tas
     assert [row.work for row in report.rows] == ["train"]
     for place in (page, markdown):
         assert "Stopped before all was measured" in place.read_text()
+
+
+def test_ctrl_c_on_the_terminal(tmp_path: Path) -> None:
+    place = tmp_path / "b.json"
+    command = [sys.executable, "-m", "tasks.cli", "benchmark", "vit", "--rounds", "99", "--json", str(place)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not place.exists() and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # to all processes, as a terminal does
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert "rows are measured" in told
+    report = benchmark_json.read(place)
+    assert not report.complete
+    assert 1 <= len(report.rows) < 6
 
 
 def test_stopped_before_the_first_row(run: Run, tmp_path: Path, tasks: dict[str, Task]) -> None:
