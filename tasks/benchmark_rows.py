@@ -155,9 +155,9 @@ class Bench:
                 errors.append(error)
             gc.collect()
         if not times:
-            for error in errors:
-                if not isinstance(error, ValueError):
-                    raise error
+            for found in errors:
+                if not isinstance(found, ValueError):
+                    raise found
             raise ValueError("; ".join(dict.fromkeys(map(one_line, errors))) or "it has no form for this work")
         best = min(times, key=times.__getitem__)
         return best, build(best)
