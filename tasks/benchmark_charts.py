@@ -103,6 +103,8 @@ def _ratio(report: Report) -> Figure | None:
         axis.set_yticks(range(len(bars)), [f"{work_of(row)} — {entry.name}" for row, entry in bars])
         axis.axvline(1, color="black", linewidth=0.8)
         _finish(axis, task)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("{x:g}")
         axis.margins(x=0.15)
     return figure
 

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -57,7 +59,8 @@ def peak_memory(job: Job) -> int:
         context.set_forkserver_preload(["tasks.benchmark_memory", "tasks.base", "torch._dynamo"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(job, torch.get_num_threads(), sender), daemon=True)
-    process.start()
+    with _deaf() if method == "forkserver" else nullcontext():
+        process.start()
     sender.close()
     try:
         if not receiver.poll(_LONGEST):
@@ -75,9 +78,19 @@ def peak_memory(job: Job) -> int:
     return int(found)
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started meanwhile do not hear Ctrl-C, which the terminal sends to all."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _measure(job: Job, threads: int, sender: Connection) -> None:
     """In the process: do the work once."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks for it ends it
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)

@@ -38,7 +38,9 @@ def _percent(value: float | None) -> str:
 
 
 def _time(row: Row, entry: Entry) -> str:
-    return "failed" if entry.error else number(entry.median_ms) + "*" * bool(entry.notes)
+    if entry.median_ms is None:
+        return "failed" if entry.error else "not compared"
+    return number(entry.median_ms) + "*" * bool(entry.notes)
 
 
 def _range(low: float | None, high: float | None, show: Callable[[float | None], str] = number) -> str:

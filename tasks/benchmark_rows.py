@@ -120,6 +120,8 @@ class Bench:
                 self._note_version(peer.package)
             except ModuleNotFoundError as error:
                 self._skip(peer, error)
+            except ValueError as error:
+                failed.append(Entry(name=peer.name, notes=(f"not compared: {one_line(error)}",)))
             except Exception as error:  # a peer's own; the others are measured nevertheless
                 self.say(f"{title}: {peer.name}: {_told(error)}")
                 failed.append(Entry(name=peer.name, error=_told(error)))
@@ -132,9 +134,13 @@ class Bench:
         return entries + failed
 
     def _fastest(self, peer: Peer, work: Workload, setting: Setting, data: Data) -> tuple[str, Runner]:
-        """The form of a peer that is the fastest in a short trial, and a runner of it."""
+        """The form of a peer that is the fastest in a short trial, and a runner of it.
+
+        Raises:
+            ValueError: no form can do this work; where one failed in another way, its own error.
+        """
         times: dict[str, float] = {}
-        errors: dict[str, Exception] = {}
+        errors: list[Exception] = []
 
         def build(form: str) -> Runner:
             torch.manual_seed(0)
@@ -146,10 +152,13 @@ class Bench:
             except ModuleNotFoundError:
                 raise
             except Exception as error:  # this form is not for this work
-                errors[form] = error
+                errors.append(error)
             gc.collect()
         if not times:
-            raise RuntimeError("; ".join(f"{form}: {_told(error)}" for form, error in errors.items()) or "no form")
+            for found in errors:
+                if not isinstance(found, ValueError):
+                    raise found
+            raise ValueError("; ".join(dict.fromkeys(map(one_line, errors))) or "it has no form for this work")
         best = min(times, key=times.__getitem__)
         return best, build(best)
 

@@ -129,9 +129,9 @@ class Times:
 
 
 def trial(runner: Callable[[], list[float]]) -> float:
-    """Milliseconds of the faster of two calls, after one that warms up."""
-    runner()
-    return min(sum(runner()) for _ in range(2))
+    """Milliseconds of the faster of two calls, after one that warms up; of a slow one itself."""
+    first = sum(runner())
+    return first if first > _SLOW else min(sum(runner()) for _ in range(2))
 
 
 def interleave(
@@ -153,8 +153,8 @@ def interleave(
     """
     lengths = {}
     for name, runner in runners.items():
-        runner()
-        lengths[name] = sum(runner())
+        first = sum(runner())
+        lengths[name] = first if first > _SLOW else sum(runner())
     slow = max(lengths.values()) > _SLOW
     rounds = min(rounds, 3) if slow else rounds
     counts = {name: 1 if slow else max(least_calls, min(20, round(_ROUND / ms))) for name, ms in lengths.items()}

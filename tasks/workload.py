@@ -61,7 +61,8 @@ class Peer:
     """The distribution whose version is told."""
     forms: Mapping[str, Callable[[Data], Subject]]
     """Ways to run it by name ("fused", "plain, compiled"): each builds a subject on the work's data, which is on the
-    device. The fastest in a short trial is measured. `ModuleNotFoundError` skips the peer, another error the form."""
+    device. The fastest in a short trial is measured. `ModuleNotFoundError` skips the peer; `ValueError` says that a
+    form cannot do this work, which is noted where none can; where none can and one fails otherwise, the peer failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class Workload:
     only_float32: bool = False
     """Whether it has no other precision."""
     compiles: bool = True
-    """Whether ours can be compiled for it; else it runs as it is, whatever is asked for. Peers may be compiled anyway."""
+    """Whether ours can be compiled for it; else it runs as it is, though peers may be compiled."""
 
     @property
     def amount(self) -> float:

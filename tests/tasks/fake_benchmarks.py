@@ -64,13 +64,16 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
 
         raise AssertionError(no_such_package)
 
+    def unable(data: Data) -> Subject:
+        raise ValueError("it knows\nno rows")
+
     every = {
         "twin": {"slow": slow, "broken": broken, "quick": same},
         "absent": {"only": missing},
         "sleeper": {"slow": slow},
     }
     if not work.trains:
-        every["other"] = {"only": larger}
+        every |= {"other": {"only": larger}, "unable": {"one": unable, "two": unable}}
     return [Peer(name=name, package="torch", forms=forms) for name, forms in every.items()]
 
 

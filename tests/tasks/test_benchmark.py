@@ -1,7 +1,12 @@
 """`multimodal benchmark`: what is measured, what is written, and what happens when something goes wrong."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,7 @@ from tasks.machine import Machine
 from tasks.registry import Task
 from tasks.timing import Runner
 from tasks.workload import Setting, parameters_of
-from tests.tasks.commands import Run
+from tests.tasks.commands import ROOT, Run
 from tests.tasks.fake_benchmarks import task as fake
 
 CPU = torch.device("cpu")
@@ -150,8 +155,10 @@ def test_peers_run_in_their_fastest_form_and_missing_ones_are_named(
     assert sleeper.ratio_low > 1
     assert sleeper.forward_ms > 5
     assert twin.parameters == ours.parameters
-    other = inference.entries[-1]
+    other, unable = inference.entries[-2:]
     assert "-1,054 parameters" in other.notes
+    assert (unable.median_ms, unable.error) == (None, None)
+    assert unable.notes == ("not compared: it knows no rows",)
     assert (tmp_path / "b.html").read_text().count("data:image/png;base64,") == 3
 
 
@@ -189,7 +196,7 @@ def test_a_peer_that_fails_is_an_entry(run: Run, tmp_path: Path, tasks: dict[str
     for row in report.rows:
         ours, peer = row.entries
         assert ours.error is None
-        assert peer.error == "RuntimeError: one: RuntimeError: a peer's bug; two: RuntimeError: a peer's bug"
+        assert peer.error == "RuntimeError: a peer's bug"
 
 
 def test_what_was_measured_is_written_after_ctrl_c(run: Run, tmp_path: Path, tasks: dict[str, Task]) -> None:
@@ -200,6 +207,22 @@ def test_what_was_measured_is_written_after_ctrl_c(run: Run, tmp_path: Path, tas
     assert [row.work for row in report.rows] == ["train"]
     for place in (page, markdown):
         assert "Stopped before all was measured" in place.read_text()
+
+
+def test_ctrl_c_on_the_terminal(tmp_path: Path) -> None:
+    place = tmp_path / "b.json"
+    command = [sys.executable, "-m", "tasks.cli", "benchmark", "vit", "--rounds", "99", "--json", str(place)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not place.exists() and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # to all processes, as a terminal does
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert "rows are measured" in told
+    report = benchmark_json.read(place)
+    assert not report.complete
+    assert 1 <= len(report.rows) < 6
 
 
 def test_stopped_before_the_first_row(run: Run, tmp_path: Path, tasks: dict[str, Task]) -> None:
