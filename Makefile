@@ -7,7 +7,7 @@ EXTRAS := dev,peers,export,detection,audio,rl
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format results clothing bccd mujoco wheel clean
+.PHONY: help setup demo test lint types format results benchmark clothing bccd mujoco wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */\1|/' | awk -F'|' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -50,6 +50,9 @@ results: $(STAMP)  ## measure every figure again (docs/results.md and its pictur
 	$(BIN)/python benchmarks/dt_cartpole.py
 	$(BIN)/python benchmarks/dt_vs_hf.py
 	$(BIN)/python benchmarks/clip_vs_open_clip.py
+
+benchmark: $(STAMP)  ## measure all tasks beside their published implementations (docs/benchmarks.md; over an hour, on idle cores)
+	$(BIN)/multimodal benchmark --size published --peers --json docs/benchmarks.json --markdown docs/benchmarks.md --html docs/benchmarks.html
 
 clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothing ROOT=clothing-dataset-small
 	for seed in 0 1 2; do for which in ours timm recipe; do \
