@@ -63,7 +63,7 @@ def works() -> Iterator[tuple[str, Workload]]:
         (
             "whisper",
             [
-                speech._decoding(2),
+                speech.decoding(2),
                 *(work for work in speech.all({}) if not work.name.startswith(("decode", "log-mel"))),
             ],
         ),
