@@ -101,19 +101,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(bench: Bench, chosen: Sequence[Task], places: dict[str, Path], report: Callable[..., Report]) -> int:
-    """All rows; the JSON file grows with them."""
+    """All rows; the JSON file grows with them. Where a file cannot be written after all, the table is printed."""
     rows: list[Row] = []
     complete = False
     try:
-        for row in bench.rows(chosen):
-            rows.append(row)
-            if "json" in places:
-                benchmark_json.write(places["json"], report(rows, complete=False))
-        complete = True
-    except KeyboardInterrupt:
-        _say(f"stopped; {len(rows)} rows are measured")
-    _write(places, done := report(rows, complete=complete))
-    print(terminal(done))
+        try:
+            for row in bench.rows(chosen):
+                rows.append(row)
+                if "json" in places:
+                    benchmark_json.write(places["json"], report(rows, complete=False))
+            complete = True
+        except KeyboardInterrupt:
+            _say(f"stopped; {len(rows)} rows are measured")
+        _write(places, report(rows, complete=complete))
+    finally:
+        print(terminal(report(rows, complete=complete)))
     if not complete:
         return 130
     return 1 if any(row.errors for row in rows) else 0
@@ -133,7 +135,9 @@ def _write(places: dict[str, Path], report: Report) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    if args.tasks or any(getattr(args, name) for name in (*_OUTPUTS, "peers", "compile", "attention")):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    if vars(args) != vars(parser.parse_args(["--compare", *args.compare])):
         raise UsageError("--compare OLD NEW: measures nothing, expected no other argument")
     try:
         old, new = (benchmark_json.read(Path(place)) for place in args.compare)
@@ -155,6 +159,8 @@ def _tasks(names: Sequence[str]) -> list[Task]:
     found, _ = registry.discover()
     measured = {name: task for name, task in found.items() if task.benchmark is not None}
     for name in names:
+        if name in found and name not in measured:
+            raise ValueError(f"task {name!r} has no benchmark, expected some of {', '.join(measured)}")
         if name not in measured:
             raise ValueError(f"unknown task {name!r}: {did_you_mean(name, measured)}")
     return [task for name, task in measured.items() if not names or name in names]
@@ -173,6 +179,8 @@ def _check_places(places: dict[str, Path]) -> None:
     seen: dict[Path, str] = {}
     for name, place in places.items():
         check_output(f"--{name}", str(place))
+        if place.exists() and not place.is_file():  # it would be replaced
+            raise ValueError(f"--{name} {place}: no file, expected one, or none yet")
         first = seen.setdefault(place.resolve(), name)
         if first != name:
             raise ValueError(f"--{first} and --{name} are both {place}, expected two files")

@@ -124,7 +124,7 @@ def read(path: Path) -> Report:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}, expected a file of multimodal benchmark --json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no JSON ({one_line(error)}), expected that of multimodal benchmark") from None
     if not isinstance(values, dict) or values.get("kind") != KIND:
         raise ValueError(f"{path}: JSON of another kind, expected that of multimodal benchmark")

@@ -63,6 +63,8 @@ class Bench:
                 for index, work in enumerate(works):
                     for precision in self.precisions:
                         if precision == "32" or not work.only_float32:
+                            if self.compile:  # else the code that models share would be compiled for a few rows alone
+                                torch.compiler.reset()
                             yield self._row(task, size, index, work, precision)
                             gc.collect()
 
@@ -110,10 +112,11 @@ class Bench:
         data = data_of(work, setting)
         torch.manual_seed(0)
         runners = {OURS: Runner(work.ours(setting, data), work, setting)}
-        jobs, failed = {OURS: job}, []
+        jobs = {OURS: job}
         runners[OURS]()  # before the peers are built, which may take long
         theirs = replace(setting, compile=self.compile)  # they may gain by it where ours is not compiled
-        for peer in peers_of(job.task, work, theirs) if self.peers else []:
+        peers, failed = self._peers(job.task, work, theirs, title)
+        for peer in peers:
             try:
                 form, runners[peer.name] = self._fastest(peer, work, theirs, data)
                 jobs[peer.name] = replace(job, setting=theirs, peer=peer.name, form=form)
@@ -133,6 +136,14 @@ class Bench:
         entries = [self._entry(name, runners, times, jobs[name], precision) for name in runners]
         return entries + failed
 
+    def _peers(self, task: Task, work: Workload, setting: Setting, title: str) -> tuple[list[Peer], list[Entry]]:
+        """The peers of a work, and who has failed already."""
+        try:
+            return (peers_of(task, work, setting) if self.peers else []), []
+        except Exception as error:  # the task's, or of a package of another version; ours is measured nevertheless
+            self.say(f"{title}: peers: {_told(error)}")
+            return [], [Entry(name="peers", error=_told(error))]
+
     def _fastest(self, peer: Peer, work: Workload, setting: Setting, data: Data) -> tuple[str, Runner]:
         """The form of a peer that is the fastest in a short trial, and a runner of it.
 
@@ -144,7 +155,10 @@ class Bench:
 
         def build(form: str) -> Runner:
             torch.manual_seed(0)
-            return Runner(peer.forms[form](data), work, setting)
+            runner = Runner(peer.forms[form](data), work, setting)
+            if setting.compile:  # which takes longer than many a call, and is not timed
+                runner()
+            return runner
 
         for form in peer.forms:
             try:

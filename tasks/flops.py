@@ -27,10 +27,17 @@ def _linear(x: Any, weight: Any, *args: Any, out_shape: Any = None, **kwargs: An
     return 2 * rows * int(weight[0]) * int(weight[1])
 
 
-# What torch's counter does not know: fused attention on CPU, and the Linears of `multimodal.linear`.
+def _multi_head(query: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    batch, tokens, width = query
+    return 2 * batch * tokens * width * (4 * width + 2 * tokens)
+
+
+# What torch's counter does not know: fused attention on CPU, `nn.MultiheadAttention` in evaluation, and the Linears of
+# `multimodal.linear`.
 _FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_backward,
+    torch.ops.aten._native_multi_head_attention: _multi_head,
     torch.ops.mkldnn._linear_pointwise: _linear,
 }
 

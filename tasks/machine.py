@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,9 +85,8 @@ def bandwidth(device: torch.device) -> float:
     return max(size / _fastest(device, source.sum), 2 * size / _fastest(device, lambda: target.copy_(source)))
 
 
-def _fastest(device: torch.device, run: object) -> float:
+def _fastest(device: torch.device, run: Callable[[], object]) -> float:
     """Seconds of the fastest call, after one that warms up."""
-    assert callable(run)
     run()
     seconds = float("inf")
     for _ in range(_REPEATS):

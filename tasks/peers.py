@@ -76,6 +76,7 @@ def peer(
     attention: Sequence[Attention] = ("fused", "plain"),
     told: str = "",
     prepare: Callable[[Data], Data] = dict,
+    called: str = "",
 ) -> Peer:
     """A module of a package, with fused and with plain attention; with one of them also compiled where that is asked.
 
@@ -87,6 +88,7 @@ def peer(
         attention: which ones the module has.
         told: what else there is to say of its forms.
         prepare: makes of the data what the module is fed; not measured.
+        called: the submodule or method that `run` calls in place of the module itself: what is to be compiled.
     """
     # Plain attention loses on a GPU; on a CPU it wins in bfloat16 with gradients (docs/attention_kernels.md).
     kinds = attention if setting.device.type == "cpu" else attention[:1]
@@ -98,7 +100,7 @@ def peer(
         if compiled:
             # Weights that stay are folded and laid out by the compiler where it may.
             frozen = {"freezing": True} if setting.device.type == "cpu" and not work.trains else None
-            model.compile(options=frozen)
+            _compile(model, called, frozen)
         inputs = prepare(data if work.trains else cast(data, setting.dtype))
         return Subject(run=lambda: run(model, inputs), model=model)
 
@@ -108,6 +110,16 @@ def peer(
         for kind, compiled in ways
     }
     return Peer(name=name, package=package, forms=forms)
+
+
+def _compile(model: nn.Module, called: str, options: dict[str, Any] | None) -> None:
+    """In place, the module or what is called in place of it."""
+    owner, _, name = called.rpartition(".")
+    part = getattr(model.get_submodule(owner), name) if name else model
+    if isinstance(part, nn.Module):
+        part.compile(options=options)
+    else:
+        setattr(model.get_submodule(owner), name, torch.compile(part, options=options))
 
 
 def plain(model: nn.Module) -> nn.Module:

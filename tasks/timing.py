@@ -34,7 +34,7 @@ class Stopwatch:
         """This moment."""
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(self.device))
             self._marks.append(event)
             return
         if self.device.type != "cpu":

@@ -1,6 +1,7 @@
 """What the benchmark measures of CLIP."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from multimodal.data import CLIPTokenizer, ImagePreprocess
 from multimodal.data.scenes import draw_scene
-from multimodal.models.clip import CLIP, CLIPConfig
+from multimodal.models.clip import CLIP, VISION, CLIPConfig, TextConfig
 from tasks.clip.cache import Cache
 from tasks.clip.embed import Embedder
 from tasks.clip.samples import LABELS, text_id
@@ -17,14 +18,22 @@ from tasks.workload import Data, Setting, Subject, Workload, compiled, default_r
 PAIRS, TEXTS = 16, 32
 TEMPLATES = 80
 """Of OpenAI's for ImageNet."""
+SMALL = CLIPConfig(
+    embed_dim=256,
+    vision=replace(VISION, embed_dim=384, num_heads=6),
+    text=TextConfig(embed_dim=256, depth=10, num_heads=4),
+)
+"""open_clip's ViT-S-32-alt."""
 
 
 def workloads(size: str) -> list[Workload]:
-    """A contrastive step, both towers, and the head of a zero-shot classifier."""
+    """A contrastive step, both towers, and the head of a zero-shot classifier; of a small model the step alone."""
     if size == "tiny":
         config, options = default_recipe("clip")
         return _works("CLIP, default recipe", config, options, classes=2, templates=4)
-    return _works("CLIP ViT-B/32", CLIPConfig(), {}, classes=20, templates=TEMPLATES)
+    full = _works("CLIP ViT-B/32", CLIPConfig(), {}, classes=20, templates=TEMPLATES)
+    small = _works("CLIP ViT-S/32-alt", SMALL, {}, classes=20, templates=TEMPLATES)
+    return [*full, *(work for work in small if work.trains)]
 
 
 def captions(count: int) -> list[str]:

@@ -1,5 +1,6 @@
 """Published CLIPs of the same size, with our weights."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
         import open_clip
 
         if "labels" in data:
-            tokenizer = open_clip.SimpleTokenizer(context_length=length)
             head: Tensor = open_clip.build_zero_shot_classifier(
-                model, tokenizer, data["labels"], data["templates"], CLASSES_AT_A_TIME, setting.device
+                model, _tokenizer(length), data["labels"], data["templates"], CLASSES_AT_A_TIME, setting.device
             )
             return head.T
         if work.trains:
@@ -61,15 +61,30 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
             lambda kind: _open_clip(config, kind),
             open_clip_work,
             prepare=padded,
+            called="" if work.trains else "encode_text" if _reads(work) else "encode_image",
         ),
         peer(
-            "Hugging Face", "transformers", work, setting, lambda kind: _hugging_face(config, kind), hugging_face_work
+            "Hugging Face",
+            "transformers",
+            work,
+            setting,
+            lambda kind: _hugging_face(config, kind),
+            hugging_face_work,
+            called="" if work.trains else "get_text_features" if _reads(work) else "get_image_features",
         ),
     ]
 
 
 def _reads(work: Workload) -> bool:
-    return work.name.startswith("encode text")
+    return work.name.startswith(("encode text", "zero-shot"))
+
+
+@cache
+def _tokenizer(context_length: int) -> Any:
+    """open_clip's, which reads its vocabulary when it is made."""
+    import open_clip
+
+    return open_clip.SimpleTokenizer(context_length=context_length)
 
 
 def _open_clip(config: CLIPConfig, kind: Attention) -> nn.Module:

@@ -1,5 +1,6 @@
 """What the benchmark measures of Whisper."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from multimodal.data.audio import LogMel
 from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.generate import generate
-from multimodal.models.whisper import Whisper, WhisperCache, WhisperConfig
+from multimodal.models.whisper import TINY, Whisper, WhisperCache, WhisperConfig
 from tasks.whisper.data import IGNORED
 from tasks.whisper.rules import Suppress
 from tasks.whisper.samples import ALPHABET
@@ -33,13 +34,17 @@ _UNITS = "seconds of audio"
 
 
 def workloads(size: str) -> list[Workload]:
-    """The spectrogram, the encoder, greedy decoding of a fixed number of tokens, and a training step."""
+    """The spectrogram, the encoder, greedy decoding of a fixed number of tokens (of base as well), a training step."""
     if size == "tiny":
         vocabulary = SpeechTokenizer.from_characters(ALPHABET).vocab_size
         config, options = default_recipe("whisper", vocab_size=vocabulary)
         mel = LogMel(sample_rate=2000, num_mels=20, fft_size=64, hop_length=40)  # as the recipe has it
         return _Works("Whisper, default recipe", config, mel, prompt=(1,), end=0, tokens=20).all(options)
-    return _Works("Whisper tiny", WhisperConfig(), LogMel(), prompt=PROMPT, end=END, tokens=100).all({})
+    tiny = _Works("Whisper tiny", WhisperConfig(), LogMel(), prompt=PROMPT, end=END, tokens=100)
+    layers = replace(TINY, embed_dim=512, depth=6, num_heads=8)
+    config = WhisperConfig(encoder=layers, decoder=layers)
+    base = _Works("Whisper base", config, LogMel(), prompt=PROMPT, end=END, tokens=100)
+    return [*tiny.all({}), base.decoding(1)]
 
 
 class _Works:
@@ -61,8 +66,8 @@ class _Works:
         return [
             self._work("log-mel", 1, self._sound, self._spectrogram, only_float32=True, compiles=False),
             self._work("encoder", 1, lambda: self._mel(1), self._encode),
-            self._decoding(1),
-            self._decoding(MANY),
+            self.decoding(1),
+            self.decoding(MANY),
             Workload(
                 model=self.model,
                 name=f"train, {length} tokens",
@@ -83,7 +88,7 @@ class _Works:
         } | more
         return Workload(model=self.model, name=name, batch=batch, data=data, ours=ours, config=self.config, **given)
 
-    def _decoding(self, batch: int) -> Workload:
+    def decoding(self, batch: int) -> Workload:
         """From the spectrogram to so many tokens, all greedy."""
         facts = {"prompt": self.prompt, "end": self.end, "tokens": self.tokens}
         more = {

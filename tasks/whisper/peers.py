@@ -37,11 +37,15 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
     def hugging_face(model: Any, data: Data) -> Any:
         return _hugging_face_work(model, data, work, setting)
 
+    decodes = "tokens" in work.facts
     found = [
-        peer("openai-whisper", "openai-whisper", work, setting, lambda _: _openai(config), openai, ("fused",)),
+        peer(
+            "openai-whisper", "openai-whisper", work, setting, lambda _: _openai(config), openai, ("fused",),
+            called="" if work.trains else "encoder",  # its decoder is changed by hooks in each decoding
+        ),
         peer(
             "Hugging Face", "transformers", work, setting, lambda kind: _hugging_face(config, kind), hugging_face,
-            ("fused",),
+            ("fused",), called="" if work.trains or decodes else "model.encoder",
         ),
     ]  # fmt: skip
     return found if work.trains else [*found, *_faster_whisper(work, setting)]

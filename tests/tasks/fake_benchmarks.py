@@ -1,6 +1,7 @@
 """Works and peers by which the frame of benchmarks is tested: named by records, and imported by other processes."""
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,6 +83,23 @@ def broken_peers(work: Workload, setting: Setting) -> list[Peer]:
         raise RuntimeError("a peer's\nbug")
 
     return [Peer(name="wrong", package="torch", forms={"one": broken, "two": broken})]
+
+
+def compiling_peers(work: Workload, setting: Setting) -> list[Peer]:
+    """One whose faster form takes its time at first."""
+
+    def late(data: Data, first: float, others: float) -> Subject:
+        subject = _train(setting, data) if work.trains else _infer(setting, data)
+        seconds = iter([first])
+
+        def run() -> Any:
+            time.sleep(next(seconds, others))
+            return subject.run()
+
+        return Subject(run=run, model=subject.model)
+
+    forms = {"as it is": partial(late, first=0.01, others=0.01), "compiled": partial(late, first=0.05, others=0.0)}
+    return [Peer(name="late", package="torch", forms=forms)]
 
 
 def broken_works(size: str) -> list[Workload]:

@@ -199,6 +199,50 @@ def test_a_peer_that_fails_is_an_entry(run: Run, tmp_path: Path, tasks: dict[str
         assert peer.error == "RuntimeError: a peer's bug"
 
 
+def test_peers_that_cannot_be_asked_are_an_entry(run: Run, tmp_path: Path, tasks: dict[str, Task]) -> None:
+    tasks["fake"] = fake("fake", peers="no_such_package.peers:peers")
+    report = measured(run, tmp_path, "--peers", "--precision", "32", code=1)
+    for row in report.rows:
+        ours, peers = row.entries
+        assert ours.median_ms is not None
+        assert (peers.name, peers.error) == ("peers", "ModuleNotFoundError: No module named 'no_such_package'")
+
+
+def test_a_table_is_printed_where_a_file_cannot_be_written(
+    run: Run, tmp_path: Path, tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, report: Report) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    tasks["fake"] = fake("fake")
+    monkeypatch.setattr(benchmark_json, "write", full)
+    result = run("benchmark", "--precision", "32", "--rounds", 1, "--json", tmp_path / "b.json")
+    assert result.code == 1
+    assert "No space left on device" in result.error
+    assert "linear tiny, train, batch 4" in result.out
+
+
+def test_a_task_that_is_not_in_benchmarks(run: Run, tasks: dict[str, Task]) -> None:
+    tasks |= {"fake": fake("fake"), "bare": fake("bare", benchmark=None)}
+    result = run("benchmark", "bare")
+    assert result.code == 2
+    assert "task 'bare' has no benchmark, expected some of fake" in result.error
+
+
+def test_compilation_is_not_timed_and_begins_anew_for_each_row(
+    run: Run, tmp_path: Path, tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resets: list[int] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    monkeypatch.setattr("tasks.timing._SLOW", 40.0)
+    tasks["fake"] = fake("fake", peers="tests.tasks.fake_benchmarks:compiling_peers")
+    report = measured(run, tmp_path, "--peers", "--precision", "32", "--compile")
+    assert len(resets) == len(report.rows) == 2
+    for row in report.rows:
+        assert row.entries[1].form == "compiled"
+        assert row.entries[1].high_ms < 10
+
+
 def test_what_was_measured_is_written_after_ctrl_c(run: Run, tmp_path: Path, tasks: dict[str, Task]) -> None:
     tasks["stopped"] = fake("stopped", benchmark="tests.tasks.fake_benchmarks:stopped_works")
     page, markdown = tmp_path / "b.html", tmp_path / "b.md"
@@ -211,7 +255,7 @@ def test_what_was_measured_is_written_after_ctrl_c(run: Run, tmp_path: Path, tas
 
 def test_ctrl_c_on_the_terminal(tmp_path: Path) -> None:
     place = tmp_path / "b.json"
-    command = [sys.executable, "-m", "tasks.cli", "benchmark", "vit", "--rounds", "99", "--json", str(place)]
+    command = [sys.executable, "-m", "tasks.cli", "benchmark", "vit", "--rounds", "5", "--json", str(place)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not place.exists() and process.poll() is None:
         time.sleep(0.02)
@@ -251,15 +295,19 @@ def test_stopped_before_the_first_row(run: Run, tmp_path: Path, tasks: dict[str,
         ("--json nowhere/b.json", "--json nowhere/b.json: no such folder"),
         ("--html .", "--html .: a folder, expected a file"),
         ("--markdown /proc/b.md", "--markdown /proc/b.md: nothing can be written there"),
+        ("--html /dev/null", "--html /dev/null: no file, expected one, or none yet"),
         ("--json b --html ./b", "--json and --html are both b, expected two files"),
         ("--compare a", "argument --compare: expected 2 arguments"),
         ("--compare a b", "a: No such file or directory, expected a file of multimodal benchmark --json"),
         ("--compare a b --json c", "--compare OLD NEW: measures nothing, expected no other argument"),
+        ("--compare a b --rounds 3", "--compare OLD NEW: measures nothing, expected no other argument"),
+        ("--compare a b vit", "--compare OLD NEW: measures nothing, expected no other argument"),
         ("--compare list.json a", "list.json: JSON of another kind, expected that of multimodal benchmark"),
         ("--compare foreign.json a", "foreign.json: JSON of another kind, expected that of multimodal benchmark"),
         ("--compare newer.json a", "newer.json: version is 2, expected 1"),
         ("--compare cut.json a", "cut.json: no JSON (Unterminated string "),
         ("--compare bytes.json a", "bytes.json: no JSON ("),
+        ("--compare deep.json a", "deep.json: no JSON ("),
         ("--compare lacks.json a", "lacks.json: missing field created, command"),
     ],
 )
@@ -272,6 +320,7 @@ def test_a_mistake_is_one_line(
     Path("newer.json").write_text('{"kind": "multimodal-benchmark", "version": 2}')
     Path("lacks.json").write_text('{"kind": "multimodal-benchmark", "version": 1}')
     Path("cut.json").write_text('{"kind": "multimo')
+    Path("deep.json").write_text("[" * 100_000)
     Path("bytes.json").write_bytes(b"\xff\xfe\x00")
     result = run("benchmark", *command.split())
     assert message in result.error

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from multimodal import pretrained
 from multimodal.blocks import StackConfig
@@ -63,7 +63,7 @@ def works() -> Iterator[tuple[str, Workload]]:
         (
             "whisper",
             [
-                speech._decoding(2),
+                speech.decoding(2),
                 *(work for work in speech.all({}) if not work.name.startswith(("decode", "log-mel"))),
             ],
         ),
@@ -166,6 +166,34 @@ def test_a_form_says_what_it_cannot_express() -> None:
     forms = {peer.name: peer.forms for peer in peers_of("vit", work)}
     with pytest.raises(ValueError, match="cannot express pool 'mean'"):
         forms["Hugging Face"]["fused"](work.data())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["clip, train, captions, 16", "clip, encode image, 1", "clip, encode text, 1", "whisper, encoder, 1"]
+    + [name for name in WORKS if "zero-shot" in name],
+)
+def test_what_is_compiled_is_what_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+
+    def noting(function: Any, **options: Any) -> Any:
+        return lambda *args, **more: called.append(function) or function(*args, **more)
+
+    def note(self: nn.Module, **options: Any) -> None:
+        self.register_forward_hook(lambda *_: called.append(self))
+
+    monkeypatch.setattr(torch, "compile", noting)
+    monkeypatch.setattr(nn.Module, "compile", note)
+    task, work = WORKS[name]
+    data = work.data()
+    for peer in peers_of(task, work, replace(CPU, compile=True))[:2]:
+        *_, last = peer.forms
+        assert last.endswith("compiled")
+        subject = built(peer.forms[last], data)
+        called.clear()
+        with torch.inference_mode(not work.trains):
+            subject.run()
+        assert called, peer.name
 
 
 def test_compiled_forms_only_where_asked() -> None:

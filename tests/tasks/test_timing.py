@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from multimodal.linear import PackedWeight
 from multimodal.models.vit import ViT, ViTConfig
 from tasks.flops import flops_of
 from tasks.timing import Runner, Stopwatch, Times, interleave, trial
@@ -171,6 +172,17 @@ def test_operations_of_a_transformer_are_exact(setting: Setting, attention: str)
     block = tokens * dim * (3 * dim + dim + 8 * dim) + 2 * tokens * tokens * dim
     expected = 2 * batch * (tokens * 3 * patch**2 * dim + depth * block + dim * classes)
     assert flops_of(Runner(Subject(run=lambda: vit(images), model=vit), work(), setting)) == expected
+
+
+def test_operations_of_what_torch_does_not_count() -> None:
+    batch, tokens, width = 2, 5, 16
+    attention, x = nn.MultiheadAttention(width, 4, batch_first=True).eval(), torch.randn(batch, tokens, width)
+    expected = 2 * batch * (4 * tokens * width**2 + 2 * tokens**2 * width)
+    fast = Subject(run=lambda: attention(x, x, x, need_weights=False), model=attention)
+    assert flops_of(Runner(fast, work(), FP32)) == expected
+    packed, weight = PackedWeight(), nn.Parameter(torch.randn(24, width), requires_grad=False)
+    product = Subject(run=lambda: packed(x, weight), model=nn.Identity())
+    assert flops_of(Runner(product, work(), FP32)) == 2 * batch * tokens * width * 24
 
 
 def test_another_kernel_goes_into_every_stack_without_the_options_of_the_old_one() -> None:
