@@ -256,7 +256,14 @@ def test_what_was_measured_is_written_after_ctrl_c(run: Run, tmp_path: Path, tas
 def test_ctrl_c_on_the_terminal(tmp_path: Path) -> None:
     place = tmp_path / "b.json"
     command = [sys.executable, "-m", "tasks.cli", "benchmark", "vit", "--rounds", "5", "--json", str(place)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # background jobs ignore it
+    )
     while not place.exists() and process.poll() is None:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # to all processes, as a terminal does
