@@ -37,7 +37,7 @@ format: $(STAMP)  ## rewrite the sources as ruff formats them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about an hour, on idle cores)
+results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; over an hour and a half, on idle cores)
 	$(BIN)/python benchmarks/attention_kernels.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/vit_vs_timm.py
