@@ -37,7 +37,8 @@ def main() -> None:
         print(rows[-1], flush=True)
     closing = (
         "Among all 64 labels, on 600 images of one object whose pair of colour and shape is one of twelve that neither "
-        "training nor the choice of the checkpoint sees; another four choose it, and 48 are trained on."
+        "training nor the choice of the checkpoint sees; another four choose it, and 48 are trained on. The recipe "
+        "itself was chosen with such images in sight."
     )
     write_section("CLIP on drawn scenes", [heading, "", *rows, "", closing, "", "![curves](clip_scenes.png)"])
 
