@@ -55,6 +55,8 @@ class CLIPModule(TaskModule):
         """
         if micro_batch is not None and micro_batch < 1:
             raise ValueError(f"micro_batch is {micro_batch}, expected at least 1")
+        if lock_image and lock_text:
+            raise ValueError("lock_image and lock_text are both true, which leaves nothing to train but projections")
         vision = None if init_vision is None else towers.read_vision(init_vision)
         text = None if init_text is None else towers.read_text(init_text)
         config = CLIPConfig(**model)
