@@ -195,8 +195,8 @@ class DecisionTransformer(nn.Module):
     def next_action(self, tokens: Tensor, cache: StackCache | None = None, mask: Tensor | None = None) -> Tensor:
         """The action [B, A] that follows tokens [B, N, D], of which the last is a state's.
 
-        With a cache of the tokens before these, and a mask [1, 1, N, Nk] of what is filled of it, if it is static: until
-        a window of steps slides, which alters what they have seen.
+        With a cache of the tokens before these, and, if it is static, a mask [1, 1, N, Nk] of what is filled of it:
+        until a window of steps slides, which alters what they have seen.
         """
         return self.act(self.encoder(tokens, mask=mask, cache=cache, only=slice(-1, None)).last[:, 0])
 
