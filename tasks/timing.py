@@ -19,7 +19,7 @@ DOUBTFUL = 0.25
 """A spread of the rounds over their median above which a figure is marked."""
 _ROUND = 300.0
 """Milliseconds that the calls of a round last together, at most, where one is faster."""
-_SLOW = 10_000.0
+SLOW = 10_000.0
 """A call of so many milliseconds has warmed up by itself, and three of them are enough."""
 
 
@@ -131,7 +131,7 @@ class Times:
 def trial(runner: Callable[[], list[float]]) -> float:
     """Milliseconds of the faster of two calls, after one that warms up; of a slow one itself."""
     first = sum(runner())
-    return first if first > _SLOW else min(sum(runner()) for _ in range(2))
+    return first if first > SLOW else min(sum(runner()) for _ in range(2))
 
 
 def interleave(
@@ -154,8 +154,8 @@ def interleave(
     lengths = {}
     for name, runner in runners.items():
         first = sum(runner())
-        lengths[name] = first if first > _SLOW else sum(runner())
-    slow = max(lengths.values()) > _SLOW
+        lengths[name] = first if first > SLOW else sum(runner())
+    slow = max(lengths.values()) > SLOW
     rounds = min(rounds, 3) if slow else rounds
     counts = {name: 1 if slow else max(least_calls, min(20, round(_ROUND / ms))) for name, ms in lengths.items()}
     told(rounds * sum(ms * (counts[name] + (not slow)) for name, ms in lengths.items()) / 1000)

@@ -85,6 +85,24 @@ def broken_peers(work: Workload, setting: Setting) -> list[Peer]:
     return [Peer(name="wrong", package="torch", forms={"one": broken, "two": broken})]
 
 
+def unfit_peers(work: Workload, setting: Setting) -> list[Peer]:
+    """Packages that are there, but cannot be imported, and one that can."""
+
+    def fails(error: Exception, data: Data) -> Subject:
+        raise error
+
+    def same(data: Data) -> Subject:
+        return _train(setting, data) if work.trains else _infer(setting, data)
+
+    errors = {
+        "broken": ImportError("libbroken.so: cannot open\nshared object file"),
+        "newer": SyntaxError("invalid syntax"),
+        "unnamed": ModuleNotFoundError("it wants something"),
+    }
+    found = [Peer(name=name, package=name, forms={"one": partial(fails, error)}) for name, error in errors.items()]
+    return [*found, Peer(name="twin", package="torch", forms={"one": same})]
+
+
 def compiling_peers(work: Workload, setting: Setting) -> list[Peer]:
     """One whose faster form takes its time at first."""
 
