@@ -76,7 +76,8 @@ def peer(
     attention: Sequence[Attention] = ("fused", "plain"),
     told: str = "",
     prepare: Callable[[Data], Data] = dict,
-    called: str = "",
+    called: Sequence[str] = ("",),
+    compiled: str = "compiled",
 ) -> Peer:
     """A module of a package, with fused and with plain attention; with one of them also compiled where that is asked.
 
@@ -88,26 +89,28 @@ def peer(
         attention: which ones the module has.
         told: what else there is to say of its forms.
         prepare: makes of the data what the module is fed; not measured.
-        called: the submodule or method that `run` calls in place of the module itself: what is to be compiled.
+        called: the submodules or methods that `run` calls, "" = the module itself: what is to be compiled.
+        compiled: what is said of the form in which they are.
     """
     # Plain attention loses on a GPU; on a CPU it wins in bfloat16 with gradients (docs/attention_kernels.md).
     kinds = attention if setting.device.type == "cpu" else attention[:1]
     if setting.compile:
         kinds = kinds[-1:] if work.trains and setting.dtype == torch.bfloat16 else kinds[:1]
 
-    def form(kind: Attention, compiled: bool, data: Data) -> Subject:
+    def form(kind: Attention, compiles: bool, data: Data) -> Subject:
         model = ready(make(kind), replace(setting, compile=False), trains=work.trains)
-        if compiled:
+        if compiles:
             # Weights that stay are folded and laid out by the compiler where it may.
             frozen = {"freezing": True} if setting.device.type == "cpu" and not work.trains else None
-            _compile(model, called, frozen)
+            for part in called:
+                _compile(model, part, frozen)
         inputs = prepare(data if work.trains else cast(data, setting.dtype))
         return Subject(run=lambda: run(model, inputs), model=model)
 
     ways = [(kind, False) for kind in kinds] + ([(kind, True) for kind in kinds] if setting.compile else [])
     forms = {
-        ", ".join(word for word in (kind, told, "compiled" * compiled) if word): partial(form, kind, compiled)
-        for kind, compiled in ways
+        ", ".join(word for word in (kind, told, compiled * compiles) if word): partial(form, kind, compiles)
+        for kind, compiles in ways
     }
     return Peer(name=name, package=package, forms=forms)
 
