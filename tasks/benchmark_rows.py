@@ -217,6 +217,8 @@ class Bench:
         parameters, expected = parameters_of(runner.subject), parameters_of(runners[OURS].subject)
         if parameters is not None and expected is not None and parameters != expected:
             notes.append(f"{parameters - expected:+,} parameters")
+        if work.told is not None:
+            notes.append(work.told(seconds))
         ratios = [theirs / ours for theirs, ours in zip(own.rounds, times[OURS].rounds, strict=True)]
         parts = own.parts if work.trains else [None] * len(PARTS)
         return Entry(

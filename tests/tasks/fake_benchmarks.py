@@ -33,11 +33,15 @@ def _infer(setting: Setting, data: Data) -> Subject:
     return Subject(run=lambda: model(x), model=model)
 
 
+def _told(seconds: float) -> str:
+    return "less than a second" if seconds < 1 else "more"
+
+
 def works(size: str) -> list[Workload]:
     given: dict[str, Any] = {"model": f"linear {size}", "batch": 4, "data": _data}
     return [
         Workload(**given, name="train", ours=_train, trains=True, lr=0.1),
-        Workload(**given, name="inference", ours=_infer, items=8, unit="rows"),
+        Workload(**given, name="inference", ours=_infer, items=8, unit="rows", told=_told),
     ]
 
 

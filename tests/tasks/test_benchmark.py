@@ -78,7 +78,8 @@ def test_every_work_of_every_task_runs_in_both_precisions(name: str) -> None:
             assert len(laps) == (3 if work.trains else 1), work.name
             assert min(laps) > 0
             parameters = parameters_of(runner.subject)
-            assert work.name == "log-mel" if parameters is None else parameters > 1000
+            bare = work.name == "log-mel" or work.name.startswith("losses alone")
+            assert bare if parameters is None else parameters > 1000
 
 
 @pytest.mark.parametrize("size", ["tiny", "published"])
@@ -158,15 +159,14 @@ def test_peers_run_in_their_fastest_form_and_missing_ones_are_named(
     assert sleeper.forward_ms > 5
     assert twin.parameters == ours.parameters
     other, unable = inference.entries[-2:]
-    assert "-1,054 parameters" in other.notes
+    assert other.notes[-2:] == ("-1,054 parameters", "less than a second")
+    assert inference.entries[0].notes[-1] == "less than a second"
     assert (unable.median_ms, unable.error) == (None, None)
     assert unable.notes == ("not compared: it knows no rows",)
     assert (tmp_path / "b.html").read_text().count("data:image/png;base64,") == 3
 
 
-def test_peers_that_cannot_be_imported_are_named_and_skipped(
-    run: Run, tmp_path: Path, tasks: dict[str, Task]
-) -> None:
+def test_peers_that_cannot_be_imported_are_named_and_skipped(run: Run, tmp_path: Path, tasks: dict[str, Task]) -> None:
     tasks["fake"] = fake("fake", peers="tests.tasks.fake_benchmarks:unfit_peers")
     report = measured(run, tmp_path, "--peers", "--precision", "32")
     assert report.skipped == (
