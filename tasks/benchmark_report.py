@@ -124,12 +124,8 @@ def cells(rows: Sequence[Row], columns: dict[str, Cell]) -> list[list[str]]:
         if row.error is not None:
             table.append([work_of(row), f"failed: {row.error}", *[""] * (len(columns) - 1)])
         for index, entry in enumerate(row.entries):
-            table.append(
-                [
-                    "" if index else work_of(row) + "*" * bool(row.notes),
-                    *(cell(row, entry) for cell in columns.values()),
-                ]
-            )
+            work = "" if index else work_of(row) + "*" * bool(row.notes)
+            table.append([work, *(cell(row, entry) for cell in columns.values())])
     return table
 
 

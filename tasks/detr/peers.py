@@ -15,11 +15,9 @@ from tasks.workload import Data, Peer, Setting, Subject, Workload, both_ways
 
 def peers(work: Workload, setting: Setting) -> list[Peer]:
     """Hugging Face's, with the same backbone of timm's and the losses of every layer; the original is no package."""
-
     if "losses" in work.facts:
-        return [
-            Peer(name="Hugging Face", package="transformers", forms={"ForObjectDetectionLoss": partial(_losses, work)})
-        ]
+        forms = {"ForObjectDetectionLoss": partial(_losses, work)}
+        return [Peer(name="Hugging Face", package="transformers", forms=forms)]
 
     def run(model: Any, data: Data) -> Any:
         return model(data["image"], labels=data["objects"]).loss if work.trains else model(data["image"])
