@@ -148,7 +148,7 @@ def stopped_works(size: str) -> list[Workload]:
 
 
 def hungry_works(size: str) -> list[Workload]:
-    """Two that need no memory and 256 MiB, one that fails, and one whose process dies."""
+    """Two that need no memory and 256 MiB, one that fails, one whose process dies, and one that needs much at first."""
 
     def needs(count: int) -> Any:
         def ours(setting: Setting, data: Data) -> Subject:
@@ -164,5 +164,9 @@ def hungry_works(size: str) -> list[Workload]:
 
         os._exit(3)
 
-    each = [needs(1), needs(1 << 26), fails, dies]
+    def builds(setting: Setting, data: Data) -> Subject:
+        torch.ones(1 << 26).sum()
+        return needs(1)(setting, data)  # type: ignore[no-any-return]
+
+    each = [needs(1), needs(1 << 26), fails, dies, builds]
     return [Workload(model="hungry", name="work", batch=1, data=_data, ours=ours) for ours in each]
