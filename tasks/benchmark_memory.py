@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tasks.errors import one_line
+from tasks.peers import forget_exports
 from tasks.registry import Task
 from tasks.timing import Runner
 from tasks.workload import Data, Peer, Setting, Workload, to_device
@@ -108,6 +109,7 @@ def _measure(job: Job, threads: int, sender: Connection) -> None:
         else:
             (peer,) = (peer for peer in peers_of(job.task, work, job.setting) if peer.name == job.peer)
             subject = peer.forms[str(job.form)](data)
+            forget_exports()  # this process ends without tidying up
         runner = Runner(subject, work, job.setting)
         _forget_peak(job.setting.device)  # peers are built by way of a model of ours
         runner()

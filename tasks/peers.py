@@ -18,6 +18,8 @@ from tasks.workload import Data, Peer, Setting, Subject, Workload, ready
 Attention = Literal["fused", "plain"]
 HF_ATTENTION: Mapping[Attention, str] = {"fused": "sdpa", "plain": "eager"}
 """What Hugging Face calls them."""
+_written: dict[tuple[str, str, object], TemporaryDirectory[str]] = {}
+"""Exports of the latest model, by task, config and who wrote them: one serves all forms and works of that model."""
 
 
 def exported(
@@ -35,18 +37,28 @@ def exported(
         task: whose model it is.
         config: the model's config.
         write: of `multimodal.pretrained`: writes a checkpoint as a file or folder of theirs.
-        read: opens that; nothing of it is needed afterwards.
+        read: opens that, which may be read again.
         suffix: how the name of the file ends.
         tokenizer: that of the checkpoint.
 
     Raises:
         ValueError: the model has something that theirs has not.
     """
-    checkpoint = Checkpoint.of(task, model_classes(task)[0](config), tokenizer=tokenizer)
-    with TemporaryDirectory() as folder:
-        out = Path(folder, f"peer{suffix}")
-        write(checkpoint, out)
-        return read(out)
+    key = task, repr(config), write
+    if any(other[:2] != key[:2] for other in _written):
+        forget_exports()
+    if key not in _written:
+        folder = TemporaryDirectory(prefix="multimodal-")
+        checkpoint = Checkpoint.of(task, model_classes(task)[0](config), tokenizer=tokenizer)
+        write(checkpoint, Path(folder.name, f"peer{suffix}"))
+        _written[key] = folder
+    return read(Path(_written[key].name, f"peer{suffix}"))
+
+
+def forget_exports() -> None:
+    """Remove what `exported` keeps until another model comes, or the process ends as Python does by itself."""
+    while _written:
+        _written.popitem()[1].cleanup()
 
 
 def from_pretrained(model: Any, folder: Path, attention: Attention) -> Any:

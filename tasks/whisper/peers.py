@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -159,10 +160,10 @@ def _ctranslate(work: Workload, setting: Setting, data: Data, kind: str) -> Subj
     from faster_whisper import WhisperModel
 
     def read(folder: Path) -> Any:
-        out = folder / "ctranslate2"
-        TransformersConverter(str(folder), copy_files=["tokenizer.json"]).convert(str(out))
-        threads = torch.get_num_threads()
-        return WhisperModel(str(out), device=setting.device.type, compute_type=kind, cpu_threads=threads).model
+        with TemporaryDirectory() as out:
+            TransformersConverter(str(folder), copy_files=["tokenizer.json"]).convert(out, force=True)
+            threads = torch.get_num_threads()
+            return WhisperModel(out, device=setting.device.type, compute_type=kind, cpu_threads=threads).model
 
     config: WhisperConfig = work.config
     model = _exported(config, read)

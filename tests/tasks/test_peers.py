@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tasks import registry
 from tasks.clip import bench as clip_bench
 from tasks.detr import bench as detr_bench
 from tasks.dt import bench as dt_bench
+from tasks.peers import exported, forget_exports
 from tasks.vit import bench as vit_bench
 from tasks.whisper import bench as whisper_bench
 from tasks.workload import Data, Peer, Setting, Subject, Workload, parameters_of
@@ -232,6 +234,27 @@ def test_what_hugging_face_compiles_of_decoding(monkeypatch: pytest.MonkeyPatch)
     model: Any = subject.model
     assert called == [model.model.encoder] + [model] * 6
     assert caches == ["StaticCache"] * 6
+
+
+def test_one_export_serves_all_works_of_a_model() -> None:
+    written: list[Path] = []
+
+    def write(checkpoint: Any, out: Path) -> None:
+        written.append(out)
+        out.write_text("")
+
+    def read(out: Path) -> Path:
+        return out
+
+    first, again = (exported("vit", VIT, write, read, suffix=".txt") for _ in range(2))
+    assert first == again
+    assert first.name == "peer.txt"
+    assert first.exists()
+    other = exported("vit", replace(VIT, depth=1), write, read)
+    assert written == [first, other]
+    assert not first.exists()
+    forget_exports()
+    assert not other.parent.exists()
 
 
 def test_a_form_says_what_it_cannot_express() -> None:
