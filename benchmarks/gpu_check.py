@@ -302,6 +302,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("no CUDA device: --device cpu --quick is the rehearsal")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else a job in the background hands on that it ignores it
     torch.backends.cudnn.allow_tf32 = False  # parity in float32 is meant
     args.folder.mkdir(parents=True, exist_ok=True)
     check = Check(torch.device(args.device), args.folder.resolve(), args.quick)
