@@ -195,9 +195,9 @@ class Bench:
 
     def _skip(self, peer: Peer, error: Exception) -> None:
         if peer.name not in self.skipped:
-            missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
             cannot = f"{peer.package} cannot be imported ({_told(error)})"
-            self.skipped[peer.name] = f"{error.name} is not installed" if missing else cannot
+            self.skipped[peer.name] = f"{missing} is not installed" if missing else cannot
             self.say(f"{peer.name} is skipped: {self.skipped[peer.name]}")
 
     def _notes(self, row: Row, entries: Sequence[Entry]) -> Iterator[str]:

@@ -37,7 +37,7 @@ def optimizer(model: str, config: ViTConfig) -> Workload:
     )
 
 
-def step(config: ViTConfig, setting: Setting, **implementation: bool) -> Subject:
+def step(config: ViTConfig, setting: Setting, **implementation: Any) -> Subject:
     """Of a model with gradients of noise."""
     weights = list(ViT(config).to(setting.device).parameters())
     for weight in weights:
