@@ -148,7 +148,7 @@ def report(out: Path) -> None:
         rows.append(f"| {drawings}, {captions} | {way.replace('_', ' ')} | {k} | {' | '.join(cells)} |")
     seconds = ", ".join(f"{which} {min(run['seconds'] for run in each):.0f}" for which, each in runs.items())
     counts = ", ".join(f"{which} {len(each)}" for which, each in runs.items())
-    about = f"Percent, means and standard deviations over seeds ({counts}). Least processor time on one thread, s: {seconds}."
+    about = f"Percent, means and standard deviations over seeds ({counts}). Least seconds of one thread: {seconds}."
     write_section("CLIP on emoji beside open_clip", [origin("open-clip-torch"), "", about, "", *rows])
 
 
