@@ -1,6 +1,6 @@
 """Whisper ("Robust Speech Recognition via Large-Scale Weak Supervision", Radford et al. 2022).
 
-B batch, C mel channels, T frames of the spectrogram, A = ceil(T / 2) audio tokens, N text tokens, D embed_dim,
+B batch, C mel channels, T frames of the spectrogram, A = ceil(T / stem_stride) audio tokens, N text tokens, D embed_dim,
 V vocab_size
 """
 
@@ -31,13 +31,15 @@ class WhisperConfig:
     num_mels: int = 80
     """Channels of the log-mel spectrogram; large-v3 and turbo have 128."""
     audio_context: int = 1500
-    """Most audio tokens, of two frames each: 30 seconds. Shorter audio is taken as it is."""
+    """Most audio tokens: 30 seconds. Shorter audio is taken as it is."""
     text_context: int = 448
     """Most text tokens, the prompt's included."""
     vocab_size: int = 51865
     """Text and special tokens: 51864 for English alone, 51865 or 51866 for many languages."""
     stem_kernels: tuple[int, int] = (3, 3)
     """Frames that the two convolutions before the encoder see; from scratch, wide ones learn far sooner."""
+    stem_stride: int = 2
+    """Frames of the spectrogram that an audio token stands for."""
     mask_padding: bool = False
     """Whether audio is computed at its own length, and padding in a batch attended to by none; the published models
     were trained on audio padded to `audio_context`, and want it so."""
@@ -52,7 +54,7 @@ class WhisperConfig:
     """The heads of cross-attention, as (layer, head), that tell when a word is said; None = the upper half of all."""
 
     def __post_init__(self) -> None:
-        for name in ("num_mels", "audio_context", "text_context", "vocab_size"):
+        for name in ("num_mels", "audio_context", "text_context", "vocab_size", "stem_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if any(kernel < 1 or kernel % 2 == 0 for kernel in self.stem_kernels):
@@ -72,6 +74,11 @@ class WhisperConfig:
                     f"alignment_heads has ({layer}, {head}), expected a layer below {self.decoder.depth} "
                     f"and a head below {self.decoder.num_heads}"
                 )
+
+    @property
+    def frames(self) -> int:
+        """Most frames of a spectrogram."""
+        return self.stem_stride * self.audio_context
 
     @property
     def aligned(self) -> tuple[tuple[int, int], ...]:
@@ -130,7 +137,7 @@ class Whisper(nn.Module):
         super().__init__()
         self.config = config
         width, dim = config.encoder.embed_dim, config.decoder.embed_dim
-        self.stem = AudioStem(config.num_mels, width, config.stem_kernels)
+        self.stem = AudioStem(config.num_mels, width, config.stem_kernels, config.stem_stride)
         # A sinusoid that published files store, some of them rounded: so it is loaded like a weight.
         self.audio_positions: Tensor
         self.register_buffer("audio_positions", sinusoid(config.audio_context, width, "whisper"))
@@ -172,14 +179,17 @@ class Whisper(nn.Module):
 
         Args:
             mel: zeros where it is padding.
-            audio_mask: bool [B, A], False where a token is padding, from an even number of frames on: what the others
-                are does then not depend on how much of it there is. None = all are sound.
+            audio_mask: bool [B, A], False where a token is padding, from a multiple of `stem_stride` frames on: what
+                the others are does then not depend on how much of it there is. None = all are sound.
         """
         config = self.config
-        if mel.dim() != 3 or mel.shape[1] != config.num_mels or mel.shape[2] > 2 * config.audio_context:
-            expected = f"[B, {config.num_mels}, at most {2 * config.audio_context}]"
+        if mel.dim() != 3 or mel.shape[1] != config.num_mels or mel.shape[2] > config.frames:
+            expected = f"[B, {config.num_mels}, at most {config.frames}]"
             raise ValueError(f"spectrograms have shape {list(mel.shape)}, expected {expected}")
-        x = self.stem(mel, None if audio_mask is None else audio_mask.repeat_interleave(2, dim=1)[:, : mel.shape[2]])
+        valid = None
+        if audio_mask is not None:
+            valid = audio_mask.repeat_interleave(config.stem_stride, dim=1)[:, : mel.shape[2]]
+        x = self.stem(mel, valid)
         return self.encoder(x + self.audio_positions[: x.shape[1]].to(x.dtype), key_mask=audio_mask).last
 
     def hear(self, audio: Tensor) -> Tensor:

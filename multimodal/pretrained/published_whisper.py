@@ -29,6 +29,7 @@ def require_published(config: WhisperConfig, where: str, **allowed: tuple[Any, .
     fixed: dict[str, tuple[Any, ...]] = {
         "decoder.embed_dim": (config.encoder.embed_dim,),
         "stem_kernels": ((3, 3),),
+        "stem_stride": (2,),
         "mask_padding": (False,),
     }
     require(config, stacks | fixed | allowed, where)

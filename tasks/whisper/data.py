@@ -1,6 +1,6 @@
 """Sounds with their texts: embedded Morse code, a table or folder of recordings, LibriSpeech, Speech Commands.
 
-B batch, C mel channels, T frames, A = T / 2 audio tokens, N text tokens, M characters of the longest text
+B batch, C mel channels, T frames, A audio tokens, N text tokens, M characters of the longest text
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +30,6 @@ DatasetName = Literal["morse", "table", "folder", "librispeech", "speechcommands
 
 IGNORED = -1
 """The label where none is to be predicted, and the character where there is none."""
-_STRIDE = 2
-"""Frames of an audio token."""
 _SORTED = 50
 """Batches whose samples are dealt out by length."""
 _GRAIN = 2.0
@@ -136,13 +134,15 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         return item
 
 
-def collate(items: Sequence[dict[str, Tensor]], size: int | None) -> dict[str, Tensor]:
-    """A batch (see `SpeechData`); `size` frames of sound, or as many as the longest has where that is None."""
-    frames = [max(1, -(-item["mel"].shape[1] // _STRIDE)) * _STRIDE for item in items]
+def collate(items: Sequence[dict[str, Tensor]], size: int | None, stride: int = 2) -> dict[str, Tensor]:
+    """A batch (see `SpeechData`) of audio tokens of `stride` frames each; `size` frames of sound, or as many as the
+    longest has where that is None.
+    """
+    frames = [max(1, -(-item["mel"].shape[1] // stride)) * stride for item in items]
     longest = max(frames) if size is None else size
     batch = {
         "mel": torch.stack([pad(item["mel"], (0, longest - item["mel"].shape[1])) for item in items]),
-        "audio_length": torch.tensor(frames if size is None else [longest] * len(items)) // _STRIDE,
+        "audio_length": torch.tensor(frames if size is None else [longest] * len(items)) // stride,
     }
     for name, filler in (("tokens", 0), ("labels", IGNORED), ("text", IGNORED)):
         if name in items[0]:
@@ -180,8 +180,11 @@ class SpeechData(TaskData):
         sample_rate: Samples a second; others are resampled.
         fft_size: Samples of a frame.
         hop_length: Samples from a frame to the next.
-        audio_context: Most audio tokens, of two frames each.
+        mean: Subtracted from the spectrogram.
+        std: That it is divided by then.
+        audio_context: Most audio tokens.
         text_context: Most text tokens, the prompt's included.
+        stem_stride: Frames of an audio token.
         mask_padding: Cut a batch at its longest sound.
         curriculum: Go from the shortest sounds to the longest in the first epoch (SortaGrad, "Deep Speech 2", Amodei et
             al. 2016, section 3.2).
@@ -206,8 +209,11 @@ class SpeechData(TaskData):
         sample_rate: int = SAMPLE_RATE,
         fft_size: int = 400,
         hop_length: int = 160,
+        mean: float = 0.0,
+        std: float = 1.0,
         audio_context: int,
         text_context: int,
+        stem_stride: int = 2,
         mask_padding: bool,
         curriculum: bool = False,
         augment: SpeechAugment = NO_AUGMENTATION,
@@ -221,12 +227,15 @@ class SpeechData(TaskData):
         self.in_memory = self.name == "morse"
         self.table = table
         self.num_messages = num_messages
-        self.preprocess = LogMel(num_mels=num_mels, sample_rate=sample_rate, fft_size=fft_size, hop_length=hop_length)
+        self.preprocess = LogMel(
+            num_mels=num_mels, sample_rate=sample_rate, fft_size=fft_size, hop_length=hop_length, mean=mean, std=std
+        )
         self.audio_context = audio_context
+        self.frames = stem_stride * audio_context
         self.text_context = text_context
         self.curriculum = curriculum
         self.augment = augment
-        self.collate = partial(collate, size=None if mask_padding else _STRIDE * audio_context)
+        self.collate = partial(collate, size=None if mask_padding else self.frames, stride=stem_stride)
         self.tokenizer, self.vocab_size = self._tokenizer(tokenizer)
         try:
             self.prompt = self.tokenizer.prompt(language, timestamps=False)
@@ -260,7 +269,7 @@ class SpeechData(TaskData):
             self.preprocess,
             self.tokenizer,
             self.prompt,
-            most=(_STRIDE * self.audio_context * self.preprocess.hop_length, self.text_context),
+            most=(self.frames * self.preprocess.hop_length, self.text_context),
             augment=self.augment if split == "train" else None,
             seed=self.seed,
             together=self.batch_size * (self.trainer.world_size if self.trainer else 1),
@@ -279,7 +288,7 @@ class SpeechData(TaskData):
 
     def _messages(self, split: str) -> Samples:
         messages = Morse(split, self.num_messages)
-        most = _STRIDE * self.audio_context / self.preprocess.frames_per_second
+        most = self.frames / self.preprocess.frames_per_second
         if messages.seconds[-1] > most:
             raise ValueError(
                 f"model.audio_context is {self.audio_context}, which are {most:.1f} s, expected the "
@@ -295,7 +304,7 @@ class SpeechData(TaskData):
     def _found(self) -> Found:
         assert self.root is not None
         rate, root = self.preprocess.frames_per_second, Path(self.root)
-        limits = Limits(1 / rate, _STRIDE * self.audio_context / rate)
+        limits = Limits(1 / rate, self.frames / rate)
         if self.name == "table":
             return sources.read_table(root, self.table, limits)
         readers: dict[str, Callable[[Path, Limits], Found]] = {

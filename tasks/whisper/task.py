@@ -96,7 +96,7 @@ class WhisperModule(TaskModule):
         """Which audio tokens are sound, bool [B, A]; None where the model is to look at all of them."""
         if not self.model.config.mask_padding:
             return None
-        tokens = torch.arange(batch["mel"].shape[2] // 2, device=self.device)
+        tokens = torch.arange(batch["mel"].shape[2] // self.model.config.stem_stride, device=self.device)
         return tokens < batch["audio_length"][:, None]
 
     def metrics_of(self) -> dict[str, Metric]:
