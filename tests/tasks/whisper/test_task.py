@@ -128,7 +128,7 @@ def test_a_few_clips_are_learned_by_heart_and_end(run: Run, words: Path, tmp_pat
     flags = [
         *PLAIN["whisper"],
         *(f for part in ("encoder", "decoder") for f in (f"--model.{part}.embed_dim", "48")),
-        *("--model.encoder.rope", "null"),
+        *("--model.encoder.rope", "null", "--model.ctc_weight", "0.3", "--model.stem_stride", "2"),
         *("--data.root", words, "--data.batch_size", "3", "--data.val_fraction", "0.01", "--data.test_fraction", "0"),
         *("--data.curriculum", "false", "--trainer.max_steps", "60", "--trainer.max_epochs", "-1"),
         *("--trainer.overfit_batches", "1", "--model.lr", "0.01", "--trainer.default_root_dir", tmp_path),
@@ -279,7 +279,9 @@ def _one_by_one(model: Whisper, given: dict[str, torch.Tensor], row: int, data: 
         heard, share = CTCPrefix(out.heard, data.tokenizer.end), model.config.ctc_weight
         for token in tokens[len(data.prompt) :]:
             heard.append(torch.tensor([token]))
-        logits = (1 - share) * out.logits[0, -1].log_softmax(-1) + share * heard.scores()[0]
+        logits = out.logits[0, -1].log_softmax(-1)
+        if share:
+            logits = (1 - share) * logits + share * heard.scores()[0]
         logits[data.tokenizer.end + 1 :] = float("-inf")
         tokens.append(int(logits.argmax()))
         if tokens[-1] == data.tokenizer.end:
