@@ -7,7 +7,7 @@ EXTRAS := dev,peers,export,detection,audio,rl
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format results clothing bccd mujoco wheel clean
+.PHONY: help setup demo test lint types format results benchmark clothing bccd emoji digits mujoco wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */\1|/' | awk -F'|' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -37,7 +37,7 @@ format: $(STAMP)  ## rewrite the sources as ruff formats them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; about an hour, on idle cores)
+results: $(STAMP)  ## measure every figure again (docs/results.md and its pictures; over an hour and a half, on idle cores)
 	$(BIN)/python benchmarks/attention_kernels.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/vit_vs_timm.py
@@ -49,7 +49,12 @@ results: $(STAMP)  ## measure every figure again (docs/results.md and its pictur
 	$(BIN)/python benchmarks/detr_vs_hf.py
 	$(BIN)/python benchmarks/dt_cartpole.py
 	$(BIN)/python benchmarks/dt_vs_hf.py
+	$(BIN)/python benchmarks/clip_scenes.py
 	$(BIN)/python benchmarks/clip_vs_open_clip.py
+	$(BIN)/python benchmarks/morse.py
+
+benchmark: $(STAMP)  ## measure all tasks beside their published implementations (docs/benchmarks.md; over an hour, on idle cores)
+	$(BIN)/multimodal benchmark --size published --peers --json docs/benchmarks.json --markdown docs/benchmarks.md --html docs/benchmarks.html
 
 clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothing ROOT=clothing-dataset-small
 	for seed in 0 1 2; do for which in ours timm recipe; do \
@@ -58,6 +63,14 @@ clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothi
 
 bccd: $(STAMP)  ## measure the blood cell figures (half an hour): make bccd ROOT=BCCD WEIGHTS=tf_efficientnet_lite0.safetensors
 	$(BIN)/python benchmarks/bccd.py --root $(ROOT) --weights $(WEIGHTS)
+
+emoji: $(STAMP)  ## measure the figures of captioned emoji (half an hour a seed): make emoji ROOT=EMOJI
+	for seed in 0 1 2; do for which in ours open_clip; do \
+	  $(BIN)/python benchmarks/emoji.py --which $$which --seed $$seed --root $(ROOT) || exit 1; done; done
+	$(BIN)/python benchmarks/emoji.py
+
+digits: $(STAMP)  ## measure the figures of spoken digits (half an hour): make digits ROOT=FSDD
+	$(BIN)/python benchmarks/fsdd.py --root $(ROOT)
 
 mujoco: $(STAMP)  ## measure the figures of Hopper and HalfCheetah (an hour): make mujoco ROOT=FOLDER
 	$(BIN)/python benchmarks/dt_mujoco.py --root $(ROOT) --name hopper

@@ -12,8 +12,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from fit import train
 from report import DOCS, origin, write_section
-from rollouts import CLONES, Returns, roll_out, train
+from rollouts import CLONES, Returns, roll_out
 
 TARGETS = (500, 250, 100)
 WANTED = {500: (480, 500), 250: (200, 300), 100: (80, 130)}
@@ -38,7 +39,7 @@ def main() -> None:
     within = []
     for number, seed in enumerate(args.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            run, wall = train("dt.yaml", Path(folder), {"seed_everything": str(seed)})
+            run, wall = train("dt", Path(folder), {"seed_everything": str(seed)})
             found = roll_out(run, TARGETS)
             rows.append(row(f"the recipe, seed {seed}", run, found, wall))
             if number == 0:
@@ -47,7 +48,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     for name, flags in {} if args.no_cloning else CLONES.items():
         with tempfile.TemporaryDirectory() as folder:
-            run, wall = train("dt.yaml", Path(folder), {"seed_everything": str(args.seeds[0]), **flags})
+            run, wall = train("dt", Path(folder), {"seed_everything": str(args.seeds[0]), **flags})
             found = roll_out(run, ())
             same = Returns(found.means * len(TARGETS), found.deviations * len(TARGETS), [])
             rows.append(row(name, run, same, wall))

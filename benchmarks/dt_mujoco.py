@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from fit import train
 from report import DOCS, origin, write_section
-from rollouts import CLONES, roll_out, train
+from rollouts import CLONES, roll_out
 from scipy.stats import spearmanr
 
 from tasks.dt import d4rl
@@ -41,7 +42,7 @@ def main() -> None:
     recipe = f"dt_{args.name}.yaml"
     for number, seed in enumerate(args.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            run, wall = train(recipe, Path(folder), {"data.root": args.root, "seed_everything": str(seed)})
+            run, wall = train("dt", Path(folder), {"data.root": args.root, "seed_everything": str(seed)}, recipe=recipe)
             found = roll_out(run, targets)
             if number == 0:
                 shutil.copy(run / "rollout.png", DOCS / f"dt_{args.name}.png")
@@ -53,7 +54,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     for name, flags in CLONES.items():
         with tempfile.TemporaryDirectory() as folder:
-            run, wall = train(recipe, Path(folder), {"data.root": args.root, **flags})
+            run, wall = train("dt", Path(folder), {"data.root": args.root, **flags}, recipe=recipe)
             found = roll_out(run, ())
         rows.append(f"| {name} | {found.means[0]:.0f} ± {found.deviations[0]:.0f} |{' |' * 8} {wall:.0f} |")
         print(rows[-1], flush=True)

@@ -44,9 +44,7 @@ Encode = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 def data_of(config: dict[str, Any], root: str, seed: int, table: TableOptions) -> CaptionData:
     side = config["model"]["vision"]["image_size"]
-    return CaptionData(
-        root=root, table=table, image_size=side, context_length=77, num_workers=0, seed=seed, **config["data"]
-    )
+    return CaptionData(root=root, table=table, image_size=side, context_length=77, seed=seed, **config["data"])
 
 
 @torch.inference_mode()

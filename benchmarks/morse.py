@@ -9,10 +9,7 @@ picture, of the first run, becomes docs/whisper_morse.png, its curves docs/whisp
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +19,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import numpy as np
+from fit import train
 from matplotlib import pyplot as plt
 from report import DOCS, origin, write_section
 
@@ -37,14 +35,6 @@ from tasks.whisper.transcriber import Transcriber
 from tasks.whisper.windows import WindowOptions
 
 BINS = np.linspace(*SNRS, 11)
-
-
-def train(seed: int, folder: Path) -> tuple[Path, float]:
-    """The run's folder, and the seconds of the whole command."""
-    command = [sys.executable, "-m", "tasks.cli", "fit", "whisper", "--seed_everything", str(seed)]
-    start = time.perf_counter()
-    subprocess.run([*command, "--trainer.default_root_dir", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    return next((folder / "whisper").iterdir()), time.perf_counter() - start
 
 
 def row(name: str, run: Path, wall: float) -> str:
@@ -95,7 +85,7 @@ def main() -> None:
     transcribed = 0.0
     for number, seed in enumerate(args.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            run, wall = train(seed, Path(folder))
+            run, wall = train("whisper", Path(folder), {"seed_everything": str(seed)})
             rows.append(row(f"the recipe, seed {seed}", run, wall))
             if number == 0:
                 shutil.copy(run / "curves.png", DOCS / "whisper_curves.png")

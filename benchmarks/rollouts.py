@@ -1,15 +1,13 @@
-"""What the benchmarks of the Decision Transformer share: a run, and roll-outs of it, through the command line."""
+"""What the benchmarks of the Decision Transformer share: roll-outs of a run, through the command line."""
 
 import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
 CLONES: Mapping[str, Mapping[str, str]] = {
     "behaviour cloning (BC)": {"model.returns": "false"},
     "10%BC": {"model.returns": "false", "data.top": "0.1"},
@@ -23,15 +21,6 @@ class Returns(NamedTuple):
     means: list[float]
     deviations: list[float]
     episodes: list[list[float]]
-
-
-def train(recipe: str, folder: Path, flags: Mapping[str, str]) -> tuple[Path, float]:
-    """The run's folder, and the seconds of the whole command."""
-    arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]
-    command = [sys.executable, "-m", "tasks.cli", "fit", "dt", "--config", str(ROOT / "configs" / recipe), *arguments]
-    start = time.perf_counter()
-    subprocess.run([*command, "--trainer.default_root_dir", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    return next((folder / "dt").iterdir()), time.perf_counter() - start
 
 
 def roll_out(run: Path, targets: Sequence[float]) -> Returns:

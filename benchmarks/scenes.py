@@ -9,13 +9,11 @@ become docs/detr_scenes.png, its curves docs/detr_curves.png.
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
+from fit import train
 from PIL import Image
 from report import DOCS, origin, write_section
 
@@ -41,15 +39,6 @@ PLAIN = {
 COLUMNS = ("AP", "AP50", "AP75", "AP_small", "AP_medium")
 SHOWN = (1, 4, 7, 12, 15, 18, 22, 27)
 """Scenes of the picture."""
-
-
-def train(seed: int, folder: Path, flags: dict[str, str]) -> tuple[Path, float]:
-    """The run's folder, and the seconds of the whole command."""
-    arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]
-    command = [sys.executable, "-m", "tasks.cli", "fit", "detr", "--seed_everything", str(seed), *arguments]
-    start = time.perf_counter()
-    subprocess.run([*command, "--trainer.default_root_dir", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    return next((folder / "detr").iterdir()), time.perf_counter() - start
 
 
 def row(name: str, run: Path, wall: float) -> str:
@@ -84,7 +73,7 @@ def main() -> None:
         runs.append((f"plain DETR of the same size and steps, seed {args.seeds[0]}", args.seeds[0], PLAIN))
     for number, (name, seed, flags) in enumerate(runs):
         with tempfile.TemporaryDirectory() as folder:
-            run, wall = train(seed, Path(folder), flags)
+            run, wall = train("detr", Path(folder), {"seed_everything": str(seed), **flags})
             rows.append(row(name, run, wall))
             if number == 0:
                 shutil.copy(run / "curves.png", DOCS / "detr_curves.png")

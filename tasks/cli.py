@@ -5,6 +5,7 @@ torch and Lightning are imported when a task runs.
 """
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -61,8 +62,10 @@ def _run(arguments: list[str]) -> int:
     if verb == "tasks":
         return _list_tasks(rest)
     verbs = _verbs()
+    if verb in _across():
+        return _run_across(verb, rest)
     if verb not in verbs:
-        raise UsageError(f"unknown verb {verb!r}: {did_you_mean(verb, [*verbs, 'tasks'])}")
+        raise UsageError(f"unknown verb {verb!r}: {did_you_mean(verb, [*verbs, *_across(), 'tasks'])}")
     if (owner := _owner(verb)) is not None:
         return _run_other(verb, owner, rest)
     if not rest or rest[0] in ("-h", "--help"):
@@ -87,6 +90,11 @@ def _verbs() -> dict[str, str]:
     return TRAINER_VERBS | {verb.name: verb.help for verb in others}
 
 
+def _across() -> dict[str, registry.Verb]:
+    """The verbs that are told to several tasks at once."""
+    return {verb.name: verb for verb in registry.ACROSS}
+
+
 def _owner(name: str) -> Task | None:
     """The task of a verb that is typed without it."""
     tasks, _ = registry.discover()
@@ -97,6 +105,14 @@ def _owner(name: str) -> Task | None:
 def _tasks_with(verb: str) -> dict[str, str]:
     tasks, _ = registry.discover()
     return {task.name: task.help for task in tasks.values() if verb in _task_verbs(task)}
+
+
+def _run_across(name: str, arguments: list[str]) -> int:
+    verb = _across()[name]
+    module = importlib.import_module(verb.module)
+    parser = Parser(prog=f"multimodal {name}", description=verb.help)
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(arguments)))
 
 
 def _run_other(name: str, task: Task, arguments: list[str]) -> int:
@@ -170,6 +186,7 @@ def _overview() -> str:
     verbs = {"tasks [--json]": "list the tasks"} | {
         verb if _owner(verb) else f"{verb} TASK": text for verb, text in _verbs().items()
     }
+    verbs |= {f"{verb} [TASK...]": one.help for verb, one in _across().items()}
     return "\n\n".join(
         (
             "usage: multimodal VERB TASK [flags]",

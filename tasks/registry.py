@@ -37,6 +37,8 @@ class Verb:
 
 VERBS = (Verb(name="export", help="write a checkpoint in another format", module="tasks.export"),)
 """What every task can be told, beside training and measuring."""
+ACROSS = (Verb(name="benchmark", help="measure the speed of tasks side by side", module="tasks.benchmark"),)
+"""What is told to several tasks at once: names of tasks are among the arguments of the verb."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,10 @@ class Task:
     """What its checkpoints can be exported to."""
     extra: str | None = None
     """The pip extra that the task needs."""
+    benchmark: str | None = None
+    """What is measured: a function `(size) -> list[Workload]`, see `tasks.workload`; None = it is not in benchmarks."""
+    peers: str | None = None
+    """Published implementations to measure beside: a function `(work, setting) -> list[Peer]`; None = there is none."""
 
     @property
     def config_path(self) -> Path:

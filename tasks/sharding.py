@@ -26,6 +26,8 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard each block, then the rest; a model that is sharded already stays as it is."""
     if isinstance(model, FSDPModule):
         return
+    for parameter in model.parameters():  # weights of convolutions may be in channels-last order, which is not divided
+        parameter.data = parameter.data.contiguous()
     for module in [part for part in model.modules() if isinstance(part, Block)]:
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)

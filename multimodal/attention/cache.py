@@ -30,9 +30,9 @@ class KVCache:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add k, v [B, G, N, K] and return all so far [B, G, length, K]; ValueError where they do not fit."""
-        if self.fixed:  # the context as it is: no buffer to grow into
-            self.keys, self.values, self.length = k, v, k.shape[2]
-            return k, v
+        if self.fixed:  # no buffer to grow into; head by head in memory, since each step reads all of it
+            self.keys, self.values, self.length = k.contiguous(), v.contiguous(), k.shape[2]
+            return self.read()
         end = self.length + k.shape[2]
         if end > self.max_length:
             raise ValueError(f"cache of {self.max_length} tokens cannot take {k.shape[2]} more after {self.length}")

@@ -1,7 +1,7 @@
 """Transformer blocks: what every model of the suite is built from."""
 
 from multimodal.blocks.block import Block, BlockOutput, select_tokens
-from multimodal.blocks.embed import AudioStem, PatchEmbed
+from multimodal.blocks.embed import AudioStem, ConvEmbed, PatchEmbed
 from multimodal.blocks.mlp import Mlp
 from multimodal.blocks.position import LearnedPosition, RotaryPosition, resize_grid, sine_2d, sinusoid
 from multimodal.blocks.residual import Residual
@@ -11,6 +11,7 @@ __all__ = [
     "AudioStem",
     "Block",
     "BlockOutput",
+    "ConvEmbed",
     "LearnedPosition",
     "Mlp",
     "PatchEmbed",

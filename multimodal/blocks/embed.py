@@ -3,8 +3,13 @@
 B batch, C channels, N tokens, D embed_dim, (h, w) grid of patches, (p, q) patch size, T steps or frames
 """
 
+from itertools import pairwise
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from multimodal.blocks.convolution import ConvNorm, ResidualConv
 
 
 class PatchEmbed(nn.Module):
@@ -26,12 +31,60 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, h·p, w·q] -> [B, h·w, D], row by row; ValueError where the patch does not divide the image."""
-        height, width = images.shape[-2:]
         p, q = self.patch_size
-        if height % p or width % q:
-            raise ValueError(f"image size {height} x {width} is not a multiple of the patch size {p} x {q}")
+        _check_size(images, self.patch_size)
         patches = images.unflatten(3, (-1, q)).unflatten(2, (-1, p))  # [B, C, h, p, w, q]
         return self.proj(patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
+
+
+class ConvEmbed(nn.Module):
+    """Tokens of patches by convolutions ("Early Convolutions Help Transformers See Better", Xiao et al. 2021).
+
+    Each convolution halves the map and doubles its channels, up to the width of a token; a residual block and a
+    projection follow.
+
+    Args:
+        patch_size: (height, width) of a patch in pixels: equal, and a power of 2.
+        in_channels: channels of the image.
+        embed_dim: width of a token.
+        bias: on the projection.
+
+    Raises:
+        ValueError: a patch that halvings do not make, or a width that norms over groups of 16 channels do not divide.
+    """
+
+    CHANNELS = 16
+    """Of the first map."""
+
+    def __init__(self, patch_size: tuple[int, int], in_channels: int, embed_dim: int, *, bias: bool = True) -> None:
+        super().__init__()
+        halvings = patch_size[0].bit_length() - 1
+        if patch_size[0] != patch_size[1] or patch_size[0] != 2**halvings or not halvings:
+            raise ValueError(
+                f"conv_stem with patch_size {patch_size[0]} x {patch_size[1]}, expected a square of 2, 4, 8 …"
+            )
+        if embed_dim % 16:
+            raise ValueError(f"conv_stem with embed_dim {embed_dim}, expected a multiple of 16")
+        self.patch_size = patch_size
+        widths = [in_channels, *(min(embed_dim, self.CHANNELS << at) for at in range(halvings))]
+        halved = (ConvNorm(before, width, stride=2) for before, width in pairwise(widths))
+        self.convs = nn.Sequential(*halved, ResidualConv(widths[-1]))
+        # As the maps are: otherwise each backward pass reorders the weights.
+        self.convs.to(memory_format=torch.channels_last)
+        self.proj = nn.Linear(widths[-1], embed_dim, bias=bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, C, h·p, w·p] -> [B, h·w, D], row by row; ValueError where the patch does not divide the image."""
+        _check_size(images, self.patch_size)
+        maps = self.convs(images.contiguous(memory_format=torch.channels_last))
+        return self.proj(maps.flatten(2).transpose(1, 2))
+
+
+def _check_size(images: Tensor, patch_size: tuple[int, int]) -> None:
+    height, width = images.shape[-2:]
+    p, q = patch_size
+    if height % p or width % q:
+        raise ValueError(f"image size {height} x {width} is not a multiple of the patch size {p} x {q}")
 
 
 class AudioStem(nn.Module):

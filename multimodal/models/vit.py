@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from multimodal.blocks import PatchEmbed, Stack, StackConfig, resize_grid, select_tokens
+from multimodal.blocks import ConvEmbed, PatchEmbed, Stack, StackConfig, resize_grid, select_tokens
 from multimodal.blocks.init import init_linear
 from multimodal.blocks.residual import build_norm
 
@@ -56,6 +56,8 @@ class ViTConfig(StackConfig):
     """Position embedding added to the tokens."""
     prefix_position: bool = True
     """Whether the prefix tokens have learned positions as well (timm: `no_embed_class` is the reverse)."""
+    conv_stem: bool = False
+    """Patches by convolutions in place of one projection: learns much sooner from few data (Xiao et al. 2021)."""
     patch_bias: bool = True
     """Bias on the patch projection."""
     patch_norm: bool = False
@@ -128,7 +130,8 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         dim = config.embed_dim
-        self.patch_embed = PatchEmbed(config.patch_hw, config.in_channels, dim, bias=config.patch_bias)
+        embed = ConvEmbed if config.conv_stem else PatchEmbed
+        self.patch_embed = embed(config.patch_hw, config.in_channels, dim, bias=config.patch_bias)
         self.patch_norm = build_norm(config.norm, dim, config.norm_eps) if config.patch_norm else nn.Identity()
         clip_std = dim**-0.5 if config.init == "clip" else None
         self.prefix: nn.Parameter | None = None

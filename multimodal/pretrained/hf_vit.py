@@ -81,6 +81,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "position": ("learned",),
     "prefix_position": (True,),
     "patch_bias": (True,),
+    "conv_stem": (False,),
     "patch_norm": (False,),
     "pre_norm": (False,),
     "pool_norm": (False,),

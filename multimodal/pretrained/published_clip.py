@@ -16,6 +16,7 @@ _VISION: dict[str, tuple[Any, ...]] = {
     "position": ("learned",),
     "prefix_position": (True,),
     "patch_bias": (False,),
+    "conv_stem": (False,),
     "patch_norm": (False,),
 }
 

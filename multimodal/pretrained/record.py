@@ -121,7 +121,7 @@ def structure(config: Any) -> dict[str, Any]:
 def build_config(task: str, values: Mapping[str, Any], where: str = "config") -> Any:
     """The task's config dataclass from plain data; ValueError, beginning with `where`, names what does not fit."""
     try:
-        return _from_plain(model_classes(task)[1], values)
+        return from_plain(model_classes(task)[1], values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -185,7 +185,8 @@ def _stacks(config: Any) -> dict[str, StackConfig]:
     return {prefix: value for prefix, value in values.items() if isinstance(value, StackConfig)}
 
 
-def _from_plain(cls: type, values: Mapping[str, Any]) -> Any:
+def from_plain(cls: type, values: Mapping[str, Any]) -> Any:
+    """A dataclass, with those within it, from plain data; ValueError names what does not fit."""
     hints = get_type_hints(cls)
     known = [field.name for field in fields(cls)]
     for name in values:
@@ -211,7 +212,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
             except ValueError:
                 continue
     elif is_dataclass(hint) and isinstance(value, Mapping):
-        return _from_plain(hint, value)  # type: ignore[arg-type]
+        return from_plain(hint, value)  # type: ignore[arg-type]
     elif origin is tuple and isinstance(value, list | tuple):
         kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
         if len(kinds) == len(value):

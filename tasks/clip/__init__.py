@@ -43,4 +43,6 @@ TASK = Task(
             write="multimodal.pretrained.hf_clip:to_hf",
         ),
     ),
+    benchmark="tasks.clip.bench:workloads",
+    peers="tasks.clip.peers:peers",
 )

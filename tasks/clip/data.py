@@ -29,7 +29,7 @@ DatasetName = Literal["scenes", "captions", "folder", "shards"]
 NO_AUGMENTATION = Augmentation()
 TABLE = TableOptions()
 AUGMENTATION = {
-    "scenes": Augmentation(horizontal_flip=0.5),
+    "scenes": Augmentation(crop_scale=(0.7, 1.0), crop_ratio=(0.85, 1.18), horizontal_flip=0.5),
     # A caption may say what is left and right.
     **dict.fromkeys(("captions", "folder", "shards"), Augmentation(crop_scale=(0.9, 1.0))),
 }

@@ -75,17 +75,23 @@ class Embedder:
         key = ("labels", self.fingerprint, list(labels), list(templates))
         if (kept := self.cache.read(*key)) is not None:
             return kept.embeddings
-        texts = [template.replace("{}", label) for label in labels for template in templates]
-        means = F.normalize(self._sums(texts, len(templates)), dim=-1)
+        means = self.means(labels, templates)
         self.cache.write(means, None, *key)
         return means
+
+    @torch.inference_mode()
+    def means(self, labels: Sequence[str], templates: Sequence[str]) -> Tensor:
+        """What `labels` returns, computed anew."""
+        texts = [template.replace("{}", label) for label in labels for template in templates]
+        return F.normalize(self._sums(texts, len(templates)), dim=-1)
 
     def _sums(self, texts: Sequence[str], group: int) -> Tensor:
         """The sums of the features of so many neighbouring texts each; of all texts only the sums are held."""
         # Texts of like length together: a batch is cut at its longest. A token is at least one byte.
         order = sorted(range(len(texts)), key=lambda at: _bytes(texts[at]))
         sums = torch.zeros(len(texts) // group, self.model.config.embed_dim)
-        with tqdm(total=len(texts), unit=" texts", disable=None if len(texts) > TEXT_BATCH else True) as progress:
+        quiet = None if len(texts) > TEXT_BATCH else True
+        with tqdm(total=len(texts), unit=" texts", disable=quiet, leave=False) as progress:
             for start in range(0, len(texts), TEXT_BATCH):
                 batch = order[start : start + TEXT_BATCH]
                 tokens = self.tokenizer([texts[at] for at in batch]).to(self.device)

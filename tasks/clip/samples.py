@@ -72,8 +72,8 @@ TRAIN_PAIRS = tuple(pair for pair in PAIRS if pair not in UNSEEN)
 LABELS = tuple(describe([pair]) for pair in PAIRS)
 """"a red circle" and the others: what an image of one object may show."""
 
-OBJECTS = (1, 4)
-"""Least and greatest number of objects of a scene to train on."""
+SEVERAL = (2, 4)
+"""Least and greatest number of objects in every fifth scene to train on; the others have one."""
 SERIES = {"train": 11, "val": 12, "test": 13}
 """Seeds of the drawn scenes."""
 EACH = 50
@@ -83,8 +83,8 @@ EACH = 50
 class Scenes:
     """Drawn scenes, each kept in memory once it is drawn.
 
-    Those to train on have several objects, none of an unseen pair. Those to measure on have one object, of an unseen
-    pair, which is to be told from all 64 pairs.
+    Those to train on have one to four objects, none of an unseen pair. Those to measure on have one object, of an
+    unseen pair, which is to be told from all 64 pairs.
 
     Args:
         split: train, val or test.
@@ -94,9 +94,9 @@ class Scenes:
     def __init__(self, split: str, count: int) -> None:
         self.seed = SERIES[split]
         self.pairs = {"train": TRAIN_PAIRS, "val": VAL_PAIRS, "test": TEST_PAIRS}[split]
-        self.single = split != "train"
-        self.count = EACH * len(self.pairs) if self.single else count
-        self.candidates = [(label, text_id(label)) for label in LABELS] if self.single else []
+        self.training = split == "train"
+        self.count = count if self.training else EACH * len(self.pairs)
+        self.candidates = [] if self.training else [(label, text_id(label)) for label in LABELS]
         self.drawn: dict[int, Sample] = {}
 
     def __len__(self) -> int:
@@ -104,11 +104,9 @@ class Scenes:
 
     def __getitem__(self, index: int) -> Sample:
         if index not in self.drawn:
-            if self.single:
-                pair = self.pairs[index % len(self.pairs)]
-                scene = draw_scene(self.seed, index, objects=(1, 1), pairs=[pair])
-            else:
-                scene = draw_scene(self.seed, index, objects=OBJECTS, pairs=self.pairs)
+            pairs = self.pairs if self.training else [self.pairs[index % len(self.pairs)]]
+            objects = SEVERAL if self.training and index % 5 == 4 else (1, 1)
+            scene = draw_scene(self.seed, index, objects=objects, pairs=pairs)
             self.drawn[index] = Sample(scene.image, [scene.caption], [text_id(scene.caption)])
         return self.drawn[index]
 

@@ -32,6 +32,7 @@ class CLIPModule(TaskModule):
         init_vision: str | None = None,
         init_text: str | None = None,
         lock_image: bool = False,
+        lock_text: bool = False,
         **model: Any,
     ) -> CLIP:
         """The model.
@@ -48,9 +49,14 @@ class CLIPModule(TaskModule):
                 task vit, timm:NAME, or a CLIP.
             init_text: What the text tower starts from, which then has that one's architecture: a CLIP.
             lock_image: Leave the image tower as it is, and in evaluation mode (LiT, Zhai et al. 2022).
+            lock_text: Leave the text tower as it is, and in evaluation mode. A random one will do: it tells words
+                apart, and a phrase is nearly the sum of its words, both of which a tower that is trained forgets
+                while the images mean nothing yet.
         """
         if micro_batch is not None and micro_batch < 1:
             raise ValueError(f"micro_batch is {micro_batch}, expected at least 1")
+        if lock_image and lock_text:
+            raise ValueError("lock_image and lock_text are both true, which leaves nothing to train but projections")
         vision = None if init_vision is None else towers.read_vision(init_vision)
         text = None if init_text is None else towers.read_text(init_text)
         config = CLIPConfig(**model)
@@ -63,10 +69,12 @@ class CLIPModule(TaskModule):
         clip = CLIP(CLIPConfig(**model))
         towers.fill(clip, vision, text)
         clip.vision.requires_grad_(not lock_image)
+        clip.text.requires_grad_(not lock_text)
         self.criterion = criterion
         self.local_loss = local_loss
         self.micro_batch = micro_batch
         self.lock_image = lock_image
+        self.lock_text = lock_text
         self.vision = vision
         self.pretrained = vision is not None
         return clip
@@ -90,6 +98,8 @@ class CLIPModule(TaskModule):
         super().train(mode)
         if self.lock_image:
             self.model.vision.eval()
+        if self.lock_text:
+            self.model.text.eval()
         return self
 
     def setup(self, stage: str) -> None:

@@ -28,4 +28,6 @@ TASK = Task(
         ),
     ),
     extra="detection",
+    benchmark="tasks.detr.bench:workloads",
+    peers="tasks.detr.peers:peers",
 )

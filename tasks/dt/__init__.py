@@ -40,4 +40,6 @@ TASK = Task(
         ),
     ),
     extra="rl",
+    benchmark="tasks.dt.bench:workloads",
+    peers="tasks.dt.peers:peers",
 )

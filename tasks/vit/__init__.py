@@ -30,4 +30,6 @@ TASK = Task(
             write="multimodal.pretrained.hf_vit:to_hf",
         ),
     ),
+    benchmark="tasks.vit.bench:workloads",
+    peers="tasks.vit.peers:peers",
 )

@@ -42,4 +42,6 @@ TASK = Task(
         ),
     ),
     extra="audio",
+    benchmark="tasks.whisper.bench:workloads",
+    peers="tasks.whisper.peers:peers",
 )

@@ -163,6 +163,7 @@ def test_configs_that_are_not_covered(changes: dict[str, Any], message: str, tmp
         ({"logit_bias": -3.0}, "logit_bias -3.0"),
         ({"vision": {"pool": "mean", "pre_norm": False}}, "vision.pool 'mean', vision.pre_norm False"),
         ({"vision": {"image_size": (16, 8)}}, "vision.image_size (16, 8)"),
+        ({"vision": {"conv_stem": True}}, "vision.conv_stem True"),
         ({"vision": {"layer_scale": 0.1}, "text": {"layer_scale": 0.2}}, "layer_scale 0.1, text.layer_scale 0.2"),
         ({"text": {"qk_norm": True}}, "text.qk_norm True"),
         ({"text": {"end_token": 2}}, "text.end_token 2"),

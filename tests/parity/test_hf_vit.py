@@ -236,7 +236,8 @@ def test_what_hf_cannot_express_is_refused(tmp_path: Path) -> None:
     from multimodal.models.vit import ViTConfig
 
     model = ViT(ViTConfig(embed_dim=48, depth=1, num_heads=3, num_registers=2, pool="mean", attention="local",
-                          attention_options={"window": 4}))  # fmt: skip
-    with pytest.raises(ValueError, match=r"cannot express pool 'mean', num_registers 2, attention 'local'"):
+                          attention_options={"window": 4}, conv_stem=True))  # fmt: skip
+    expected = r"cannot express pool 'mean', num_registers 2, conv_stem True, attention 'local'"
+    with pytest.raises(ValueError, match=expected):
         to_hf(Checkpoint.of("vit", model), tmp_path)
     assert list(tmp_path.iterdir()) == []

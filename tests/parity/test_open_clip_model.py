@@ -203,6 +203,7 @@ def test_a_tokenizer_comes_with_its_vocabulary(tmp_path: Path) -> None:
         ({"vision": {"rope": "half"}}, "vision.rope 'half'"),
         ({"vision": {"norm_order": "post"}, "text": {"gated": True}}, "vision.norm_order 'post', text.gated True"),
         ({"vision": {"patch_bias": True}}, "vision.patch_bias True"),
+        ({"vision": {"conv_stem": True}}, "vision.conv_stem True"),
         ({"vision": {"attention": "local", "attention_options": {"window": 4}}}, "vision.attention 'local'"),
         ({"text": {"norm_eps": 1e-6}}, "text.norm_eps 1e-06"),
         ({"text": {"activation": "relu"}}, "text.activation 'relu'"),

@@ -37,6 +37,7 @@ Run = Callable[..., Result]
 
 PLAIN = {
     "clip": [
+        *("--model.lock_text", "false", "--data.num_workers", "0"),
         *QUIET,
         *("--model.embed_dim", "16", "--model.vision.image_size", "32"),
         *(flag for part in ("vision", "text") for flag in (f"--model.{part}.depth", "1")),

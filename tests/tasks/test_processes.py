@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning.strategies import ModelParallelStrategy
 
 from multimodal import pretrained
-from tasks import registry
+from tasks import registry, sharding
 from tasks.run import read_metrics
 from tasks.sharding import FSDP2Strategy, choose_strategy
 from tests.tasks.commands import QUIET, ROOT, SMALL, TWO, Run
@@ -171,6 +171,15 @@ def test_one_process_uses_what_sharded_training_saved(run: Run, folder: Path) ->
     alone = ["--trainer.devices", "1", "--trainer.strategy", "auto", "--trainer.max_epochs", "3"]
     assert run("fit", "vit", "--resume", "copy", *alone).code == 0
     assert _saved(Path("copy"))["epoch"] == 3
+
+
+def test_weights_in_channels_last_order_are_divided_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "fully_shard", lambda *args, **options: None)
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    weight = model.weight.clone()
+    sharding.shard(model, mesh=None)
+    assert model.weight.is_contiguous()
+    assert torch.equal(model.weight, weight)
 
 
 def test_lightnings_own_strategy_is_this_one() -> None:

@@ -31,10 +31,12 @@ def test_what_a_record_names_exists(task: Task) -> None:
     assert issubclass(task.load(task.data), TaskData)
     assert task.load(task.module).task == task.name
     assert callable(task.load(task.example))
+    for function in (task.benchmark, task.peers):
+        assert function is None or callable(task.load(function))
     for form in task.formats:
         assert callable(form.load(form.write))
         assert callable(form.load(form.open))
-    for verb in (*registry.VERBS, *task.verbs):
+    for verb in (*registry.VERBS, *registry.ACROSS, *task.verbs):
         module = task.load(verb.module)
         assert callable(module.add_arguments)
         assert callable(module.run)

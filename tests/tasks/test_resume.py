@@ -43,6 +43,8 @@ CASES = {
     "validation every other epoch": ["--trainer.check_val_every_n_epoch", "2"],
     "no validation": ["--trainer.limit_val_batches", "0"],
 }
+FOR_ALL = ("plain", "validation within the epoch", "workers")
+"""The other cases ask the loop alone, which all tasks share: one task has them."""
 
 
 def test_every_task_is_tested() -> None:
@@ -71,8 +73,9 @@ def _logged(run: Path) -> list[dict[str, float]]:
     return [{name: row[name] for name in row if name != "epoch" or "test/loss" not in row} for row in rows]
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "case"), [(task, case) for task in TASKS for case in (CASES if task == "vit" else FOR_ALL)]
+)
 def test_a_run_goes_on_from_every_checkpoint(
     task: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,8 +116,10 @@ def _start(task: str, root: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize("task", TASKS)
+SIGNALS = [("vit", signal.SIGKILL), ("vit", signal.SIGINT), *((task, signal.SIGTERM) for task in TASKS)]
+
+
+@pytest.mark.parametrize(("task", "number"), SIGNALS, ids=lambda value: getattr(value, "name", value))
 def test_a_stopped_process_goes_on(task: str, number: signal.Signals, tmp_path: Path) -> None:
     flags = [*HARD, "--trainer.max_epochs", "8", "--data.num_workers", "2"]
     assert main(["fit", task, *TINY[task], *flags, "--trainer.default_root_dir", str(tmp_path / "whole")]) == 0

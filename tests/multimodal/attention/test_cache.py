@@ -126,3 +126,14 @@ def test_misuse() -> None:
     for length in (-1, 4):
         with pytest.raises(ValueError, match=f"cannot crop a cache of 3 tokens to {length}"):
             cache.crop(length)
+
+
+@torch.no_grad()
+def test_a_context_lies_head_by_head() -> None:
+    """As the kernels read it at each step, whatever the layout that the projections leave it in."""
+    cache = KVCache(LENGTH, fixed=True)
+    keys, values = (torch.randn(3, 5, 2, 4).transpose(1, 2) for _ in range(2))
+    found = cache.append(keys, values)
+    for kept, given in zip((*found, *cache.read()), (keys, values) * 2, strict=True):
+        assert kept.is_contiguous()
+        assert torch.equal(kept, given)

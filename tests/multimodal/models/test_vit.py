@@ -111,6 +111,35 @@ def test_rectangles() -> None:
     assert different.nonzero().flatten().tolist() == [1 * 4 + 2]
 
 
+def test_conv_stem() -> None:
+    """As many tokens as with patches, each from where its patch is; an image's tokens are its own."""
+    model = vit(image_size=(32, 48), conv_stem=True, position="none", class_token=False, pool="mean")
+    x = torch.randn(2, 3, 32, 48)
+    tokens = model.embed(x)
+    assert tokens.shape == (2, 8 * 12, 16)
+    assert_close(model.embed(x[1:]), tokens[1:])
+    maps = model.patch_embed.convs(x)  # [B, D, h, w]
+    assert_close(tokens[:, 3 * 12 + 5], model.patch_embed.proj(maps[:, :, 3, 5]))
+    gradient = torch.randn_like(tokens)
+    model.embed(x).backward(gradient)
+    assert all(parameter.grad.isfinite().all() for parameter in model.patch_embed.parameters())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"patch_size": (4, 2)}, "conv_stem with patch_size 4 x 2, expected a square"),
+        ({"image_size": 12, "patch_size": 6}, "conv_stem with patch_size 6 x 6, expected a square"),
+        ({"patch_size": 1}, "conv_stem with patch_size 1 x 1, expected a square"),
+        ({"embed_dim": 24}, "conv_stem with embed_dim 24, expected a multiple of 16"),
+    ],
+    ids=str,
+)
+def test_what_a_conv_stem_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        vit(conv_stem=True, **fields)
+
+
 def test_patch_dropout() -> None:
     """In training alone: the prefix stays, the right number of patches stays, none twice, and each row has its own."""
     model = vit(image_size=32, num_registers=1, patch_dropout=0.75)

@@ -219,6 +219,19 @@ def test_a_locked_image_tower_stays_as_it_is(tmp_path: Path) -> None:
     assert trained == {"vision_proj", "text", "text_proj", "logit_scale"}
 
 
+def test_a_locked_text_tower_stays_as_it_is() -> None:
+    ours = module(text=replace(TEXT, dropout=0.5), lock_text=True).train()
+    assert not any(part.training for part in ours.model.text.modules())
+    assert ours.model.vision.training
+    _, found = gradients(ours, batch())
+    assert {name.split(".")[0] for name in found} == {"vision", "vision_proj", "text_proj", "logit_scale"}
+
+
+def test_two_locked_towers_are_refused() -> None:
+    with pytest.raises(ValueError, match="lock_image and lock_text are both true"):
+        module(lock_image=True, lock_text=True)
+
+
 def test_weights_start_a_run_with_another_image_size_and_another_loss(tmp_path: Path) -> None:
     source = clip(tmp_path / "clip.safetensors")
     checkpoint = pretrained.read(tmp_path / "clip.safetensors")
