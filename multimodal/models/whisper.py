@@ -1,7 +1,7 @@
 """Whisper ("Robust Speech Recognition via Large-Scale Weak Supervision", Radford et al. 2022).
 
-B batch, C mel channels, T frames of the spectrogram, A = ceil(T / stem_stride) audio tokens, N text tokens, D embed_dim,
-V vocab_size
+B batch, C mel channels, T frames of the spectrogram, A = ceil(T / stem_stride) audio tokens, N text tokens,
+D embed_dim, V vocab_size
 """
 
 from dataclasses import dataclass

@@ -98,7 +98,9 @@ def test_settings_travel_as_plain_data() -> None:
     assert mel.to_dict() == plain | {"mean": 0.0, "std": 1.0}
     assert LogMel.from_dict(plain) == mel
     assert LogMel.from_dict(mel.to_dict()) == mel
-    with pytest.raises(ValueError, match=r"^preprocess record has size: expected fft_size, hop_length, mean, num_mels, "):
+    with pytest.raises(
+        ValueError, match=r"^preprocess record has size: expected fft_size, hop_length, mean, num_mels, "
+    ):
         LogMel.from_dict({"size": 3})
     with pytest.raises(ValueError, match=r"^hop_length is 0, expected a whole number of at least 1$"):
         LogMel(hop_length=0)
