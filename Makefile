@@ -65,7 +65,7 @@ bccd: $(STAMP)  ## measure the blood cell figures (half an hour): make bccd ROOT
 	$(BIN)/python benchmarks/bccd.py --root $(ROOT) --weights $(WEIGHTS)
 
 emoji: $(STAMP)  ## measure the figures of captioned emoji (half an hour a seed): make emoji ROOT=EMOJI
-	for seed in 0 1 2; do for which in ours open_clip; do \
+	for seed in 0 1 2; do for which in ours open_clip recipe; do \
 	  $(BIN)/python benchmarks/emoji.py --which $$which --seed $$seed --root $(ROOT) || exit 1; done; done
 	$(BIN)/python benchmarks/emoji.py
 

@@ -42,6 +42,17 @@ def _fuses(layer: nn.Module, x: Tensor, activation: nn.Module) -> bool:
     return not hooked and torch.backends.mkldnn.is_available()
 
 
+def lay_out_for_few_rows(model: nn.Module) -> None:
+    """Turn the weights of all Linears in memory, in place: names, shapes and values stay as they are.
+
+    In float32 on CPU, a product with some ten rows takes a sixth to a quarter less time with a weight that lies there
+    as [in_features, out_features]. For inference: an optimizer and what is saved are better off without.
+    """
+    for layer in model.modules():
+        if type(layer) is nn.Linear and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32:
+            layer.weight.data = layer.weight.data.t().contiguous().t()
+
+
 class PackedWeight:
     """The product of a few rows with a large matrix, for decoding on CPU: the matrix is kept in oneDNN's own layout.
 

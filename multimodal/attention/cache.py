@@ -68,6 +68,27 @@ class KVCache:
         self.keys = self.values = None
 
 
+class StaticKVCache(KVCache):
+    """Keys and values in whole buffers whatever is filled of them, so that one compiled graph serves every step.
+
+    Who uses it masks what is not filled. It knows no length, and so is not for rotary positions.
+
+    Args:
+        keys, values: [B, G, N, K], finite, written in place.
+        positions: int64 [M], where the next M tokens go.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        super().__init__(keys.shape[2])
+        self.keys, self.values, self.positions = keys, values, positions
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k, v [B, G, M, K] at their positions, and return the buffers."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys.index_copy_(2, self.positions, k), self.values.index_copy_(2, self.positions, v)
+
+
 class BlockCache:
     """The caches of one block.
 
@@ -79,6 +100,13 @@ class BlockCache:
     def __init__(self, max_length: int, *, cross_attn: bool = False) -> None:
         self.self_attn = KVCache(max_length)
         self.cross_attn = KVCache(max_length, fixed=True) if cross_attn else None
+
+    @classmethod
+    def static(cls, keys: Tensor, values: Tensor, positions: Tensor) -> "BlockCache":
+        """Of a block without cross-attention; see `StaticKVCache`."""
+        cache = cls(keys.shape[2])
+        cache.self_attn = StaticKVCache(keys, values, positions)
+        return cache
 
 
 class StackCache:

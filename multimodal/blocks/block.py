@@ -121,7 +121,7 @@ class Block(nn.Module):
             if cache is not None:
                 raise ValueError("a block computes selected tokens only without a cache")
             mask = _select_rows(mask, only)
-            if causal:
+            if causal and (isinstance(only, Tensor) or only != slice(-1, None)):  # the last token sees all
                 rows = _causal_rows(only, x.shape[1], x.device)
                 mask, causal = rows if mask is None else mask & rows, False
             bias, rope = _select_rows(bias, only), _select_rope(rope, only)

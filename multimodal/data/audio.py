@@ -33,6 +33,8 @@ AUDIO_EXTENSIONS = _SOUNDS | _FILMS
 """How the files of a folder end that are taken for recordings."""
 _BLOCK = 1 << 18
 """Samples that are decoded at a time."""
+_FRAMES = 1024
+"""Frames that are transformed at a time on CPU, so that what is made on the way stays in its cache."""
 _SILENCE = -8.0
 """Logarithm of the mel power that 16 bits can hardly express."""
 
@@ -223,34 +225,47 @@ class LogMel:
 
     def __call__(self, samples: Tensor) -> Tensor:
         """Samples [..., N] to spectrograms [..., C, N // hop_length], each clip by its own loudest frame."""
-        short = max(0, self.fft_size // 2 + 1 - samples.shape[-1])
-        padded = torch.nn.functional.pad(samples, (0, short))  # what is reflected has to be there
-        log = self._log(padded, centred=True)[..., : samples.shape[-1] // self.hop_length]
-        if not log.shape[-1]:
-            return log
+        around, count = self.fft_size // 2, samples.shape[-1] // self.hop_length
+        if not count:
+            return samples.new_zeros(*samples.shape[:-1], self.num_mels, 0, dtype=torch.float32)
+        if (short := around + 1 - samples.shape[-1]) > 0:  # what is reflected has to be there
+            samples = torch.nn.functional.pad(samples, (0, short))
+        # Each frame stands in the middle of its window.
+        before, behind = samples[..., 1 : around + 1].flip(-1), samples[..., -around - 1 : -1].flip(-1)
+        log = self._log(torch.cat([before, samples, behind], dim=-1), count)
         return self._scaled(log, log.amax(dim=(-2, -1), keepdim=True))
 
     def read(self, sound: Sound) -> "MelReader":
         """The spectrogram of a sound, of which a window at a time is made."""
         return MelReader(self, sound)
 
-    def _log(self, samples: Tensor, *, centred: bool) -> Tensor:
-        """The logarithm of the mel power, [..., C, T]."""
-        window = torch.hann_window(self.fft_size, device=samples.device)
-        flat = samples.reshape(-1, samples.shape[-1])
-        spectrum = torch.stft(flat, self.fft_size, self.hop_length, window=window, center=centred, return_complex=True)
-        # Not by abs(), whose root and square take as long as all the rest.
-        energy = spectrum.real.square().addcmul(spectrum.imag, spectrum.imag)
-        power = _filters(self).to(samples.device) @ energy
-        return power.clamp(min=1e-10).log10().reshape(*samples.shape[:-1], *power.shape[-2:])
+    def _log(self, samples: Tensor, count: int) -> Tensor:
+        """The logarithm of the mel power of the first `count` frames, float32 [..., C, count]."""
+        window, filters = _tables(self, samples.device)
+        frames = samples.reshape(-1, samples.shape[-1]).float().unfold(-1, self.fft_size, self.hop_length)[:, :count]
+        at_once = max(1, _FRAMES // len(frames)) if samples.device.type == "cpu" else count
+        logs = []
+        with torch.autocast(samples.device.type, enabled=False):
+            for some in frames.split(at_once, dim=1):
+                spectrum = torch.fft.rfft(some * window)
+                # Not by abs(), whose root and square take as long as all the rest.
+                energy = spectrum.real.square().addcmul(spectrum.imag, spectrum.imag)  # [B, T, fft_size // 2 + 1]
+                logs.append((filters @ energy.mT).clamp_(min=1e-10).log10_())
+        return torch.cat(logs, dim=-1).reshape(*samples.shape[:-1], self.num_mels, count)
 
     def _scaled(self, log: Tensor, peak: Tensor) -> Tensor:
         """Eight decades below the peak, to about -1 … 1 before mean and std."""
-        scaled = (torch.maximum(log, peak - 8) + 4) / 4
-        return scaled if (self.mean, self.std) == (0, 1) else (scaled - self.mean) / self.std
+        scaled = torch.maximum(log, peak - 8).add_(4).div_(4)
+        return scaled if (self.mean, self.std) == (0, 1) else scaled.sub_(self.mean).div_(self.std)
 
 
 @cache
+@torch.inference_mode(False)
+def _tables(mel: LogMel, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The window [fft_size] and the filters, on a device."""
+    return torch.hann_window(mel.fft_size, device=device), _filters(mel).to(device)
+
+
 def _filters(mel: LogMel) -> Tensor:
     """The triangles of Slaney's mel scale, of equal area, over the bins of the transform: [C, fft_size // 2 + 1].
 
@@ -333,5 +348,5 @@ class MelReader:
                 count = min(count, seen // mel.hop_length - made)
             if not begun or count < 1:
                 continue
-            yield mel._log(buffer[: (count - 1) * mel.hop_length + mel.fft_size], centred=False)
+            yield mel._log(buffer, count)
             buffer, made = buffer[count * mel.hop_length :], made + count

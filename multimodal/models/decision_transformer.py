@@ -192,12 +192,13 @@ class DecisionTransformer(nn.Module):
         actions = self.predict_action(x)
         return actions.tanh() if self.config.action_tanh and not self.config.discrete else actions
 
-    def next_action(self, tokens: Tensor, cache: StackCache | None = None) -> Tensor:
+    def next_action(self, tokens: Tensor, cache: StackCache | None = None, mask: Tensor | None = None) -> Tensor:
         """The action [B, A] that follows tokens [B, N, D], of which the last is a state's.
 
-        With a cache of the tokens before these: until a window of steps slides, which alters what they have seen.
+        With a cache of the tokens before these, and, if it is static, a mask [1, 1, N, Nk] of what is filled of it:
+        until a window of steps slides, which alters what they have seen.
         """
-        return self.act(self.encoder(tokens, cache=cache, only=slice(-1, None)).last[:, 0])
+        return self.act(self.encoder(tokens, mask=mask, cache=cache, only=slice(-1, None)).last[:, 0])
 
     def no_weight_decay(self) -> set[str]:
         """Parameters besides norms and biases that take no weight decay."""

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from multimodal.linear import lay_out_for_few_rows
 from multimodal.models.decision_transformer import DecisionTransformerConfig
 from tasks.dt.policy import Policy
 from tasks.dt.preprocess import TrajectoryPreprocess
@@ -43,7 +44,10 @@ def _works(model: str, config: DecisionTransformerConfig, options: dict[str, Any
 
     def act(setting: Setting, data: Data) -> Subject:
         transformer = model_for("dt", config, setting)
+        lay_out_for_few_rows(transformer)
         policy = Policy(transformer, _preprocess(config))  # type: ignore[arg-type]
+        if setting.compile:
+            policy.compile()
         return Subject(run=lambda: roll_out(policy, data), model=transformer)
 
     def acting(name: str, environments: int, actions: int) -> Workload:
@@ -57,7 +61,6 @@ def _works(model: str, config: DecisionTransformerConfig, options: dict[str, Any
             facts={"target": TARGET, "return_scale": SCALE},
             unit="actions",
             items=environments * actions,
-            compiles=False,
             bytes_read=lambda transformer: actions * weight_bytes(transformer),
         )
 

@@ -12,9 +12,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from multimodal import pretrained
-from multimodal.attention import StackCache
+from multimodal.attention import BlockCache, StackCache
+from multimodal.linear import lay_out_for_few_rows
 from multimodal.models.decision_transformer import DecisionTransformer
 from tasks.dt.preprocess import TrajectoryPreprocess
+
+Step = tuple[Tensor, Tensor, Tensor]
+"""States [B, …], actions [B, …] and returns [B] of a step, in the model's numbers."""
 
 
 class Policy:
@@ -47,9 +51,10 @@ class Policy:
         self._target: np.ndarray | None = None
         self._returns = np.zeros(0)
         self._single = False
-        self._cache: StackCache | None = None
-        self._window: Tensor | None = None
-        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        self._cached: list[Tensor] = []
+        self._window = torch.zeros(0)
+        self._last: Step | None = None
+        self._grow_window, self._slide_window = self._grow, self._slide
 
     @classmethod
     def load(cls, source: str | os.PathLike[str], device: torch.device | str = "cpu") -> "Policy":
@@ -58,7 +63,18 @@ class Policy:
         if loaded.preprocess is None:
             raise ValueError(f"{os.fspath(source)}: lacks how its states and returns were scaled, which a policy needs")
         preprocess = TrajectoryPreprocess.from_dict(loaded.preprocess, os.fspath(source))
-        return cls(loaded.model.to(device), preprocess)  # type: ignore[arg-type]
+        model = loaded.model.to(device)
+        lay_out_for_few_rows(model)
+        return cls(model, preprocess)  # type: ignore[arg-type]
+
+    def compile(self, options: dict[str, Any] | None = None) -> None:
+        """Compile a step, within the first window and once that slides: the first one of each then takes long.
+
+        Args:
+            options: of `torch.compile`.
+        """
+        self._grow_window = torch.compile(self._grow, options=options, dynamic=False)
+        self._slide_window = torch.compile(self._slide, options=options, dynamic=False)
 
     def reset(self, target_return: ArrayLike | None = None) -> None:
         """Begin episodes; a policy without returns (behaviour cloning) takes no target."""
@@ -69,12 +85,7 @@ class Policy:
         if self._target is not None and not np.isfinite(self._target).all():
             raise ValueError(f"target_return is {self._target.tolist()}, expected finite numbers")
         self.step = 0
-        self._window = self._last = None
-        config = self.model.config
-        try:
-            self._cache = self.model.encoder.make_cache(config.tokens_per_step * config.context_length - 1)
-        except ValueError:  # a kernel that cannot use one
-            self._cache = None
+        self._last = None
 
     @torch.inference_mode()
     def act(self, observation: ArrayLike, reward: ArrayLike | None = None) -> Any:
@@ -96,7 +107,7 @@ class Policy:
                 f"{self.model.config.max_episode_length} steps"
             )
         returns = self._tensor(self._returns / self.preprocess.return_scale)
-        actions = self._decide(states, returns)
+        actions = self._actions(states, returns)
         self._last = (states, actions, returns)
         self.step += 1
         return self._for_environment(actions)
@@ -109,11 +120,9 @@ class Policy:
         chosen = chosen.astype(np.int64)
         rows = torch.from_numpy(chosen).to(self._device)
         self._returns = self._returns[chosen]
-        if self._cache is not None:
-            self._cache.reorder(rows)
-        if self._window is not None:
-            self._window = self._window[rows]
+        self._cached = [part[rows] for part in self._cached]
         if self._last is not None:
+            self._window = self._window[rows]
             states, actions, returns = (part[rows] for part in self._last)
             self._last = (states, actions, returns)
 
@@ -158,40 +167,69 @@ class Policy:
                 raise ValueError(f"reward is {rewards.tolist()} at step {self.step}, expected finite numbers")
             self._returns = self._returns - rewards
 
-    def _decide(self, states: Tensor, returns: Tensor) -> Tensor:
+    def _actions(self, states: Tensor, returns: Tensor) -> Tensor:
         """The model's actions [B, …]: indices of the discrete ones, else vectors."""
         config = self.model.config
-        tokens = self._new_tokens(states, returns)
-        window = tokens if self._window is None else torch.cat([self._window, tokens], dim=1)
-        self._window = window[:, -(config.tokens_per_step * config.context_length - 1) :]
+        last = self._begin(states, returns) if self._last is None else self._last
+        timesteps = torch.tensor([max(self.step - 1, 0), self.step], device=self._device)
         if self.step >= config.context_length:
-            self._cache = None
-        if self._cache is None:
-            found = self.model.next_action(self._window)
+            found, self._window = self._slide_window(self._window, last, states, returns, timesteps)
         else:
-            found = self.model.next_action(tokens, self._cache)
+            grow = self._grow_window if self._cached else self._grow  # else no two shapes are the same
+            found, self._window = grow(self._window, self._cached, last, states, returns, timesteps)
         return found.argmax(dim=1) if config.discrete else found
 
-    def _new_tokens(self, states: Tensor, returns: Tensor) -> Tensor:
-        """What has come since the last decision: its action, and this step's return and state. [B, n, D]"""
-        if self._last is None:
-            config = self.model.config
-            shape = (len(states), 0) if config.discrete else (len(states), 0, config.action_dim)
-            none = torch.zeros(shape, dtype=torch.int64 if config.discrete else states.dtype, device=self._device)
-            return self._embed(states[:, None], none, returns[:, None])
-        last_states, last_actions, last_returns = self._last
-        tokens = self._embed(
+    def _begin(self, states: Tensor, returns: Tensor) -> Step:
+        """An empty window, and a step that never was, of whose tokens none is seen."""
+        config, count = self.model.config, len(states)
+        length = config.tokens_per_step * config.context_length
+        self._window = states.new_zeros(count, length, config.embed_dim)
+        attentions = [block.self_attn for block in self.model.encoder.blocks]
+        supported = all({"cache", "mask"} <= attention.kernel.supports for attention in attentions)
+        shapes = [(count, config.num_kv_heads or config.num_heads, length, one.head_dim) for one in attentions]
+        cached = supported and config.rope is None
+        self._cached = [states.new_zeros(shape) for shape in shapes for _ in range(2)] if cached else []
+        shape = (count,) if config.discrete else (count, config.action_dim)
+        none = torch.zeros(shape, dtype=torch.int64 if config.discrete else states.dtype, device=self._device)
+        return states, none, returns
+
+    def _grow(
+        self, window: Tensor, cached: list[Tensor], last: Step, states: Tensor, returns: Tensor, timesteps: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What the model says of a step, and the window with that step, which is within the first K."""
+        tokens, window = self._tokens(window, last, states, returns, timesteps)
+        if not cached:
+            return self.model.next_action(window[:, 1 - tokens.shape[1] * (self.step + 1) :]), window
+        places = torch.arange(window.shape[1], device=window.device)
+        positions = places[: tokens.shape[1]] + timesteps[1] * tokens.shape[1]
+        pairs = zip(cached[::2], cached[1::2], strict=True)
+        cache = StackCache([BlockCache.static(keys, values, positions) for keys, values in pairs])
+        mask = (places > 0) & (places <= positions[:, None])
+        return self.model.next_action(tokens, cache, mask[None, None]), window
+
+    def _slide(
+        self, window: Tensor, last: Step, states: Tensor, returns: Tensor, timesteps: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same of a later step."""
+        _, window = self._tokens(window, last, states, returns, timesteps)
+        return self.model.next_action(window[:, 1:]), window
+
+    def _tokens(
+        self, window: Tensor, last: Step, states: Tensor, returns: Tensor, timesteps: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What is new, [B, n, D], and the window [B, n·K, D] that ends with it.
+
+        New are the action of the step before, which the environment answered, and this step's return and state. So the
+        window begins with an action that is seen no more, or never was.
+        """
+        last_states, last_actions, last_returns = last
+        tokens = self.model.embed(
             torch.stack([last_states, states], dim=1),
             last_actions[:, None],
-            torch.stack([last_returns, returns], dim=1),
-        )
-        return tokens[:, -self.model.config.tokens_per_step :]
-
-    def _embed(self, states: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
-        """Tokens of the last steps, with their numbers in the episode."""
-        first = self.step + 1 - states.shape[1]
-        timesteps = torch.arange(first, self.step + 1, device=self._device).expand(len(states), -1)
-        return self.model.embed(states, actions, timesteps, returns if self.model.config.returns else None)
+            timesteps.expand(len(states), -1),
+            torch.stack([last_returns, returns], dim=1) if self.model.config.returns else None,
+        )[:, -self.model.config.tokens_per_step :]
+        return tokens, torch.cat([window[:, tokens.shape[1] :], tokens], dim=1)
 
     def _for_environment(self, actions: Tensor) -> Any:
         found = actions.cpu().numpy() if self.model.config.discrete else actions.float().cpu().numpy()

@@ -61,6 +61,28 @@ def test_loud_and_quiet_clips_do_not_change_each_other() -> None:
         assert_close(of_batch, mel(clip))
 
 
+def test_blocks_of_frames_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    mel, clips = LogMel(), torch.stack([spoken(2.0), spoken(2.0)])
+    at_once = mel(clips)
+    for frames in (1, 7, 400):
+        monkeypatch.setattr(audio, "_FRAMES", frames)
+        assert_close(mel(clips), at_once)
+
+
+def test_the_spectrogram_is_of_single_precision_whatever_surrounds_it() -> None:
+    mel, samples = LogMel(), spoken(1.0)
+    expected = mel(samples)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(mel(samples), expected)
+    assert mel(samples.double()).dtype == mel(samples[:100].double()).dtype == torch.float32
+    with torch.inference_mode():  # what is kept for the next call serves with gradients too
+        LogMel(num_mels=40)(samples)
+    samples.requires_grad_()
+    LogMel(num_mels=40)(samples).sum().backward()
+    assert samples.grad is not None
+    assert samples.grad.isfinite().all()
+
+
 def test_windows_are_parts_of_the_whole_whatever_the_blocks() -> None:
     mel, lengths = LogMel(), [70, 90, 1, 40000, 333, 16000]
     sound = noise_of(lengths)
@@ -235,9 +257,7 @@ def test_ffmpeg_reads_what_soundfile_cannot(tmp_path: Path, monkeypatch: pytest.
 
 def test_memory_stays_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour of sound, of which the reader holds about a window."""
-    monkeypatch.setattr(
-        LogMel, "_log", lambda mel, samples, *, centred: torch.zeros(80, 1 + (samples.shape[-1] - 400) // 160)
-    )
+    monkeypatch.setattr(LogMel, "_log", lambda mel, samples, count: torch.zeros(80, count))
     block = torch.zeros(1 << 18)
     reader = LogMel().read(Sound("hour", lambda: (block for _ in range(220))))
     assert reader.num_frames == 220 * len(block) // 160

@@ -61,9 +61,11 @@ def expected_action(policy: Policy, seen: np.ndarray, done: np.ndarray, asked: n
         ({}, {"discrete": True}),
         ({}, {"returns": False}),
         ({"delayed": True}, {}),
+        ({}, {"rope": "half", "num_kv_heads": 1}),
+        ({}, {"num_kv_heads": 1}),
         ({}, {"attention": "local", "attention_options": {"window": 4}, "attention_dropout": 0.0}),
     ],
-    ids=["vectors", "discrete", "cloning", "delayed", "without a cache"],
+    ids=["vectors", "discrete", "cloning", "delayed", "rotary", "grouped heads", "without a cache"],
 )
 def test_every_action_is_that_of_the_whole_model(scales: dict[str, Any], options: dict[str, Any]) -> None:
     """Three environments, ten steps, of which the window holds four; one environment ends on the way."""
@@ -103,6 +105,20 @@ def test_one_environment_is_a_batch_of_one() -> None:
     discrete.reset(15.0)
     assert discrete.act(seen[0]).shape == ()
     assert int(discrete.act(seen[1], 1.0)) in (0, 1)
+
+
+def test_a_compiled_policy_acts_the_same() -> None:
+    plain = policy_of()
+    compiled = Policy(plain.model, plain.preprocess)
+    compiled.compile()
+    seen = np.random.default_rng(0).normal(size=(7, 2, 3))  # the window holds four
+    for _ in range(2):
+        for policy in (plain, compiled):
+            policy.reset([5.0, 12.0])
+        for step, row in enumerate(seen):
+            rewards = np.full(2, 0.5) if step else None
+            expected, found = plain.act(row, rewards), compiled.act(row, rewards)
+            np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=f"step {step}")
 
 
 @torch.no_grad()
