@@ -52,6 +52,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         seed: with the key it decides them.
         together: samples of a batch, over all processes, which are of similar length in training.
         curriculum: whether the first epoch goes from the shortest to the longest.
+        keep: whether spectrograms stay in memory, where nothing random happens to them.
 
     Raises:
         ValueError: a text, by its sound's name, that has too many tokens, or in training a character without one.
@@ -69,6 +70,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         seed: int,
         together: int,
         curriculum: bool,
+        keep: bool,
     ) -> None:
         self.samples = samples
         self.mel = mel
@@ -78,6 +80,8 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         self.seed = seed
         self.together = together
         self.curriculum = curriculum
+        self.keep = keep
+        self._kept: dict[int, Tensor] = {}
         self.tokens = [self._encode(tokenizer, index) for index in range(len(samples.texts))]
 
     def _encode(self, tokenizer: SpeechTokenizer, index: int) -> list[int]:
@@ -119,12 +123,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         # Trainer flags such as overfit_batches bring a sampler of their own, which knows no epoch.
         key = key if isinstance(key, tuple) else (0, key)
         index = key[1]
-        sound = self.samples.sound(index, self.mel.sample_rate)
-        with seeded(self.seed, *key):
-            if self.augment is None:
-                mel = self.mel(sound)
-            else:
-                mel = self.augment.hide(self.mel(self.augment.play(sound, self.most[0])))
+        mel = self._mel(key)
         tokens = torch.tensor(self.tokens[index])
         labels = tokens[1:].clone()
         labels[: len(self.prompt) - 1] = IGNORED
@@ -132,6 +131,19 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         if self.augment is None:
             item["text"] = torch.tensor([ord(one) for one in self.samples.texts[index]])
         return item
+
+    def _mel(self, key: Key) -> Tensor:
+        """The spectrogram [C, T]; the same one in every epoch is made once where the sound is made as well."""
+        index, augment = key[1], self.augment or NO_AUGMENTATION
+        kept = self.keep and augment == NO_AUGMENTATION
+        if kept and index in self._kept:
+            return self._kept[index]
+        sound = self.samples.sound(index, self.mel.sample_rate)
+        with seeded(self.seed, *key):
+            mel = augment.hide(self.mel(augment.play(sound, self.most[0])))
+        if kept:
+            self._kept[index] = mel
+        return mel
 
 
 def collate(items: Sequence[dict[str, Tensor]], size: int | None, stride: int = 2) -> dict[str, Tensor]:
@@ -274,6 +286,7 @@ class SpeechData(TaskData):
             seed=self.seed,
             together=self.batch_size * (self.trainer.world_size if self.trainer else 1),
             curriculum=self.curriculum,
+            keep=self.in_memory,
         )
 
     def _samples(self, split: str) -> Samples:

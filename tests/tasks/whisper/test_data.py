@@ -83,7 +83,8 @@ def test_recordings_of_a_batch_have_similar_lengths(tmp_path: Path) -> None:
         order = [key[1] for key in sampler]
         assert sorted(order) == list(range(400))
         batches = seconds[order].reshape(-1, 8)
-        assert np.ptp(batches, axis=1).mean() < 0.05 * np.ptp(seconds)
+        shuffled = np.random.default_rng(0).permutation(seconds).reshape(-1, 8)
+        assert np.ptp(batches, axis=1).mean() < 0.2 * np.ptp(shuffled, axis=1).mean()
         assert abs(np.corrcoef(np.arange(50), batches.mean(axis=1))[0, 1]) < 0.4, "in no order of length"
         epochs.append(order)
     assert epochs[0] != epochs[1]
