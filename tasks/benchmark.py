@@ -16,7 +16,7 @@ from tasks.benchmark_json import Report, Row
 from tasks.benchmark_report import aligned, terminal, write_html, write_markdown
 from tasks.benchmark_rows import Bench
 from tasks.errors import UsageError, did_you_mean, one_line
-from tasks.machine import PRECISIONS, describe
+from tasks.machine import PRECISIONS, describe, refused
 from tasks.predict import check_output, device_of, positive
 from tasks.registry import DISTRIBUTION, Task
 
@@ -69,9 +69,16 @@ def run(args: argparse.Namespace) -> int:
         if args.attention is not None:
             kernel_class(args.attention)
         device = device_of(args.device)
+        lacking = refused(device, precisions)
+        precisions = [name for name in precisions if name not in lacking]
+        if not precisions:
+            told = "; ".join(f"{name}: {why}" for name, why in lacking.items())
+            raise ValueError(f"--device {args.device}: it computes in none of --precision {args.precision} ({told})")
     except (ValueError, OSError) as error:
         raise UsageError(one_line(error)) from error
     created = datetime.now(UTC).isoformat(timespec="seconds")
+    for name, why in lacking.items():
+        _say(f"precision {name} is skipped: {why}")
     _say("the machine's own peaks")
     bench = Bench(
         sizes=SIZES[args.size],
@@ -83,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         attention=args.attention,
         machine=describe(device, precisions),
         say=_say,
+        skipped={f"precision {name}": why for name, why in lacking.items()},
     )
 
     def report(rows: Sequence[Row], *, complete: bool) -> Report:

@@ -58,7 +58,7 @@ class Entry:
     """The least of the rounds' ratios."""
     ratio_high: float | None = None
     notes: tuple[str, ...] = ()
-    """What makes a figure doubtful."""
+    """What makes a figure doubtful, and what else is to be known of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,8 @@ class Row:
     """Why it was not measured."""
     entries: tuple[Entry, ...] = ()
     """Ours first."""
+    notes: tuple[str, ...] = ()
+    """What is to be known of all of them."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -109,7 +111,7 @@ class Report:
     packages: dict[str, str]
     """Versions of this suite and of all peers, by distribution."""
     skipped: tuple[str, ...]
-    """Peers that are not installed, and why."""
+    """Peers and precisions that cannot be had, and why."""
     rows: tuple[Row, ...]
 
 

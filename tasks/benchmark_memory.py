@@ -1,5 +1,6 @@
 """Peak memory of a work in a process of its own, which has done nothing else."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -8,17 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tasks.errors import one_line
+from tasks.peers import forget_exports
 from tasks.registry import Task
 from tasks.timing import Runner
 from tasks.workload import Data, Peer, Setting, Workload, to_device
 
 _LONGEST = 1200.0
 """Seconds that a process may take, compilation included."""
+_FORGET = Path("/proc/self/clear_refs")
+"""By which Linux forgets the most memory that a process ever had: proc(5)."""
 _SHORT = 10.0
 """Seconds in which it ends once it has answered."""
 
@@ -51,7 +56,8 @@ def peers_of(task: Task, work: Workload, setting: Setting) -> list[Peer]:
 def peak_memory(job: Job) -> int:
     """Bytes; RuntimeError in one line where the process fails.
 
-    All of a process's memory, with the libraries that it needs; on CUDA what torch allocates on the device.
+    All of a process's memory, with the libraries that it needs; on CUDA what torch allocates on the device. Linux and
+    CUDA can leave out what it took to build who does the work.
     """
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
@@ -103,10 +109,21 @@ def _measure(job: Job, threads: int, sender: Connection) -> None:
         else:
             (peer,) = (peer for peer in peers_of(job.task, work, job.setting) if peer.name == job.peer)
             subject = peer.forms[str(job.form)](data)
-        Runner(subject, work, job.setting)()
+            forget_exports()  # this process ends without tidying up
+        runner = Runner(subject, work, job.setting)
+        _forget_peak(job.setting.device)  # peers are built by way of a model of ours
+        runner()
         sender.send(_peak(job.setting.device))
     except Exception as error:  # whatever it is, it is the other process's to tell
         sender.send(f"{type(error).__name__}: {one_line(error)}")
+
+
+def _forget_peak(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif _FORGET.exists():
+        _FORGET.write_text("5")
 
 
 def _peak(device: torch.device) -> int:

@@ -20,7 +20,7 @@ LEGEND = (
     "step-by-step work reads in each step, if no cache holds them. memory: peak of a fresh process, libraries "
     "included; on CUDA of what is allocated. RTF: real-time factor, seconds for a second of audio. / ours: their time "
     "over ours, more than 1 = ours is faster, beside it the range of the rounds. In bf16 training is autocast, all "
-    "else has weights in bf16. A star marks figures in doubt, see the notes."
+    "else has weights in bf16. A star refers to the notes."
 )
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -124,7 +124,8 @@ def cells(rows: Sequence[Row], columns: dict[str, Cell]) -> list[list[str]]:
         if row.error is not None:
             table.append([work_of(row), f"failed: {row.error}", *[""] * (len(columns) - 1)])
         for index, entry in enumerate(row.entries):
-            table.append(["" if index else work_of(row), *(cell(row, entry) for cell in columns.values())])
+            work = "" if index else work_of(row) + "*" * bool(row.notes)
+            table.append([work, *(cell(row, entry) for cell in columns.values())])
     return table
 
 
@@ -162,10 +163,11 @@ def facts(report: Report) -> list[str]:
 
 
 def notes(report: Report) -> list[str]:
-    """What failed, and what is in doubt."""
+    """What failed, what is in doubt, and what else is to be known."""
     found = []
     for row in report.rows:
         found += [f"{row.task}: {work_of(row)}: {error}" for error in row.errors]
+        found += [f"{work_of(row)}: {note}" for note in row.notes]
         found += [f"{work_of(row)}, {entry.name}: {note}" for entry in row.entries for note in entry.notes]
     return found
 

@@ -14,7 +14,7 @@ from tasks.errors import one_line
 from tasks.flops import flops_of
 from tasks.machine import PRECISIONS, Machine
 from tasks.registry import Task
-from tasks.timing import DOUBTFUL, PARTS, Runner, Times, interleave, trial
+from tasks.timing import DOUBTFUL, PARTS, SLOW, Runner, Times, interleave, trial
 from tasks.workload import Data, Peer, Setting, Workload, parameters_of, weight_bytes
 
 _LATENCY_CALLS = 3
@@ -49,7 +49,9 @@ class Bench:
     packages: dict[str, str] = field(default_factory=dict)
     """Versions of the peers so far."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Peers that are not installed, and why."""
+    """Peers and precisions that cannot be had, and why."""
+    stopped: bool = False
+    """By Ctrl-C, while something was counted whose times are a row nevertheless."""
 
     def rows(self, tasks: Sequence[Task]) -> Iterator[Row]:
         """All rows, in the order of tasks, sizes, precisions and works. A task that fails is a row as well."""
@@ -66,6 +68,8 @@ class Bench:
                             if self.compile:  # else the code that models share would be compiled for a few rows alone
                                 torch.compiler.reset()
                             yield self._row(task, size, index, work, precision)
+                            if self.stopped:
+                                raise KeyboardInterrupt
                             gc.collect()
 
     def _lost(self, task: Task, size: str, error: Exception) -> Row:
@@ -105,7 +109,7 @@ class Bench:
         except Exception as error:  # as many kinds as there are tasks; the other rows are measured nevertheless
             self.say(f"{title}: {_told(error)}")
             return replace(row, error=_told(error))
-        return replace(row, entries=tuple(measured))
+        return replace(row, entries=tuple(measured), notes=tuple(self._notes(row, measured)))
 
     def _entries(self, job: Job, work: Workload, precision: str, title: str) -> list[Entry]:
         setting = job.setting
@@ -121,7 +125,7 @@ class Bench:
                 form, runners[peer.name] = self._fastest(peer, work, theirs, data)
                 jobs[peer.name] = replace(job, setting=theirs, peer=peer.name, form=form)
                 self._note_version(peer.package)
-            except ModuleNotFoundError as error:
+            except (ImportError, SyntaxError) as error:  # of a package that is broken, or for another Python
                 self._skip(peer, error)
             except ValueError as error:
                 failed.append(Entry(name=peer.name, notes=(f"not compared: {one_line(error)}",)))
@@ -133,8 +137,15 @@ class Bench:
         times = interleave(
             runners, self.rounds, least_calls=least, told=lambda seconds: self.say(f"{told}, about {seconds:.0f} s")
         )
-        entries = [self._entry(name, runners, times, jobs[name], precision) for name in runners]
-        return entries + failed
+        entries = {name: self._timed(name, runners, times, jobs[name]) for name in runners}
+        try:
+            for name, runner in runners.items():
+                entries[name] = self._counted(entries[name], runner, precision)
+            for name, one in jobs.items():
+                entries[name] = _weighed(entries[name], one)
+        except KeyboardInterrupt:  # what took long is kept
+            self.stopped = True
+        return [*entries.values(), *failed]
 
     def _peers(self, task: Task, work: Workload, setting: Setting, title: str) -> tuple[list[Peer], list[Entry]]:
         """The peers of a work, and who has failed already."""
@@ -145,36 +156,36 @@ class Bench:
             return [], [Entry(name="peers", error=_told(error))]
 
     def _fastest(self, peer: Peer, work: Workload, setting: Setting, data: Data) -> tuple[str, Runner]:
-        """The form of a peer that is the fastest in a short trial, and a runner of it.
+        """The form of a peer that is the fastest in a short trial, and a runner of it, which has warmed up.
 
         Raises:
             ValueError: no form can do this work; where one failed in another way, its own error.
         """
-        times: dict[str, float] = {}
+        fastest: list[tuple[float, str, Runner]] = []
         errors: list[Exception] = []
 
-        def build(form: str) -> Runner:
+        def tried(form: str) -> tuple[float, str, Runner]:
             torch.manual_seed(0)
             runner = Runner(peer.forms[form](data), work, setting)
             if setting.compile:  # which takes longer than many a call, and is not timed
                 runner()
-            return runner
+            return trial(runner) if len(peer.forms) > 1 else sum(runner()), form, runner
 
         for form in peer.forms:
             try:
-                times[form] = trial(build(form))
-            except ModuleNotFoundError:
+                fastest = [min([*fastest, tried(form)], key=lambda one: one[0])]
+            except (ImportError, SyntaxError):
                 raise
             except Exception as error:  # this form is not for this work
                 errors.append(error)
             gc.collect()
-        if not times:
+        if not fastest:
             for found in errors:
                 if not isinstance(found, ValueError):
                     raise found
             raise ValueError("; ".join(dict.fromkeys(map(one_line, errors))) or "it has no form for this work")
-        best = min(times, key=times.__getitem__)
-        return best, build(best)
+        _, best, runner = fastest[0]
+        return best, runner
 
     def _note_version(self, package: str) -> None:
         try:
@@ -182,28 +193,38 @@ class Bench:
         except PackageNotFoundError:
             self.packages[package] = "(not installed as a package)"
 
-    def _skip(self, peer: Peer, error: ModuleNotFoundError) -> None:
+    def _skip(self, peer: Peer, error: Exception) -> None:
         if peer.name not in self.skipped:
-            self.skipped[peer.name] = f"{error.name} is not installed"
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            cannot = f"{peer.package} cannot be imported ({_told(error)})"
+            self.skipped[peer.name] = f"{missing} is not installed" if missing else cannot
             self.say(f"{peer.name} is skipped: {self.skipped[peer.name]}")
 
-    def _entry(self, name: str, runners: dict[str, Runner], times: dict[str, Times], job: Job, precision: str) -> Entry:
+    def _notes(self, row: Row, entries: Sequence[Entry]) -> Iterator[str]:
+        """What is to be known of a whole row."""
+        done = len(entries[0].rounds_ms)
+        if done < self.rounds:
+            yield f"{done} of {self.rounds} rounds, since one call takes {SLOW / 1000:.0f} s or more"
+        compiled = row.compile or any("compiled" in (entry.form or "") for entry in entries)
+        if compiled and self.device.type != "cuda":
+            yield "the memory of what is compiled includes torch's compiler"
+
+    def _timed(self, name: str, runners: dict[str, Runner], times: dict[str, Times], job: Job) -> Entry:
+        """What follows from the times."""
         runner, own = runners[name], times[name]
-        work, model, seconds = runner.work, runner.subject.model, own.median / 1000
+        work, seconds = runner.work, own.median / 1000
         notes = [f"rounds differ by more than {DOUBTFUL:.0%}"] if own.doubtful else []
         parameters, expected = parameters_of(runner.subject), parameters_of(runners[OURS].subject)
         if parameters is not None and expected is not None and parameters != expected:
             notes.append(f"{parameters - expected:+,} parameters")
-        flops = None if model is None else _tried("operations", lambda: flops_of(runner), notes)
-        moved = None if model is None else _weight_bytes(work, model)
-        stepwise = moved is not None and work.bytes_read is not None
+        if work.told is not None:
+            notes.append(work.told(seconds))
         ratios = [theirs / ours for theirs, ours in zip(own.rounds, times[OURS].rounds, strict=True)]
         parts = own.parts if work.trains else [None] * len(PARTS)
         return Entry(
             name=name,
             form=job.form,
             parameters=parameters,
-            flops_per_sample=flops and flops / work.batch,
             rounds_ms=tuple(round(ms, 4) for ms in own.rounds),
             median_ms=own.median,
             low_ms=min(own.rounds),
@@ -215,16 +236,36 @@ class Bench:
             p95_ms=own.percentile(0.95),
             items_per_second=work.amount / seconds,
             real_time_factor=None if work.audio_seconds is None else seconds / work.audio_seconds,
-            flops_per_second=flops and flops / seconds,
-            matmul_fraction=flops and flops / seconds / self.machine.matmul[precision],
-            weight_bytes=moved,
-            bandwidth_fraction=moved / seconds / self.machine.bandwidth if moved and stepwise else None,
-            peak_memory_bytes=_tried("memory", lambda: peak_memory(job), notes),
             ratio=None if name == OURS else own.median / times[OURS].median,
             ratio_low=None if name == OURS else min(ratios),
             ratio_high=None if name == OURS else max(ratios),
             notes=tuple(notes),
         )
+
+    def _counted(self, entry: Entry, runner: Runner, precision: str) -> Entry:
+        """With operations and bytes, and what they are of the machine's peaks."""
+        model, work, seconds = runner.subject.model, runner.work, float(entry.median_ms or 0) / 1000
+        if model is None:
+            return entry
+        notes = list(entry.notes)
+        flops = _tried("operations", lambda: flops_of(runner), notes)
+        moved = _weight_bytes(work, model)
+        return replace(
+            entry,
+            flops_per_sample=flops and flops / work.batch,
+            flops_per_second=flops and flops / seconds,
+            matmul_fraction=flops and flops / seconds / self.machine.matmul[precision],
+            weight_bytes=moved,
+            bandwidth_fraction=None if work.bytes_read is None else moved / seconds / self.machine.bandwidth,
+            notes=tuple(notes),
+        )
+
+
+def _weighed(entry: Entry, job: Job) -> Entry:
+    """With the memory of a fresh process."""
+    notes = list(entry.notes)
+    memory = _tried("memory", lambda: peak_memory(job), notes)
+    return replace(entry, peak_memory_bytes=memory, notes=tuple(notes))
 
 
 def _weight_bytes(work: Workload, model: nn.Module) -> float:

@@ -4,12 +4,13 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tasks.errors import one_line
 from tasks.timing import Stopwatch
 
 PRECISIONS = {"32": torch.float32, "bf16": torch.bfloat16}
@@ -37,7 +38,7 @@ class Machine:
     """Most bytes a second that are read, or read and written, of a tensor that fits no cache."""
 
 
-def describe(device: torch.device, precisions: list[str]) -> Machine:
+def describe(device: torch.device, precisions: Sequence[str]) -> Machine:
     """The machine; measures it for a few seconds."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return Machine(
@@ -52,6 +53,18 @@ def describe(device: torch.device, precisions: list[str]) -> Machine:
         matmul={name: matmul_peak(device, PRECISIONS[name]) for name in precisions},
         bandwidth=bandwidth(device),
     )
+
+
+def refused(device: torch.device, precisions: Sequence[str]) -> dict[str, str]:
+    """Those that the device does not compute in, and why."""
+    found = {}
+    for name in precisions:
+        try:
+            one = torch.ones(64, 64, device=device, dtype=PRECISIONS[name])
+            (one @ one).sum().item()  # waits for the device
+        except (RuntimeError, TypeError) as error:
+            found[name] = one_line(error)
+    return found
 
 
 def processor(device: torch.device) -> str:

@@ -18,6 +18,8 @@ from tasks.workload import Data, Peer, Setting, Subject, Workload, ready
 Attention = Literal["fused", "plain"]
 HF_ATTENTION: Mapping[Attention, str] = {"fused": "sdpa", "plain": "eager"}
 """What Hugging Face calls them."""
+_written: dict[tuple[str, str, object], TemporaryDirectory[str]] = {}
+"""Exports of the latest model, by task, config and who wrote them: one serves all forms and works of that model."""
 
 
 def exported(
@@ -35,18 +37,28 @@ def exported(
         task: whose model it is.
         config: the model's config.
         write: of `multimodal.pretrained`: writes a checkpoint as a file or folder of theirs.
-        read: opens that; nothing of it is needed afterwards.
+        read: opens that, which may be read again.
         suffix: how the name of the file ends.
         tokenizer: that of the checkpoint.
 
     Raises:
         ValueError: the model has something that theirs has not.
     """
-    checkpoint = Checkpoint.of(task, model_classes(task)[0](config), tokenizer=tokenizer)
-    with TemporaryDirectory() as folder:
-        out = Path(folder, f"peer{suffix}")
-        write(checkpoint, out)
-        return read(out)
+    key = task, repr(config), write
+    if any(other[:2] != key[:2] for other in _written):
+        forget_exports()
+    if key not in _written:
+        folder = TemporaryDirectory(prefix="multimodal-")
+        checkpoint = Checkpoint.of(task, model_classes(task)[0](config), tokenizer=tokenizer)
+        write(checkpoint, Path(folder.name, f"peer{suffix}"))
+        _written[key] = folder
+    return read(Path(_written[key].name, f"peer{suffix}"))
+
+
+def forget_exports() -> None:
+    """Remove what `exported` keeps until another model comes, or the process ends as Python does by itself."""
+    while _written:
+        _written.popitem()[1].cleanup()
 
 
 def from_pretrained(model: Any, folder: Path, attention: Attention) -> Any:
@@ -76,7 +88,8 @@ def peer(
     attention: Sequence[Attention] = ("fused", "plain"),
     told: str = "",
     prepare: Callable[[Data], Data] = dict,
-    called: str = "",
+    called: Sequence[str] = ("",),
+    compiled: str = "compiled",
 ) -> Peer:
     """A module of a package, with fused and with plain attention; with one of them also compiled where that is asked.
 
@@ -88,26 +101,28 @@ def peer(
         attention: which ones the module has.
         told: what else there is to say of its forms.
         prepare: makes of the data what the module is fed; not measured.
-        called: the submodule or method that `run` calls in place of the module itself: what is to be compiled.
+        called: the submodules or methods that `run` calls, "" = the module itself: what is to be compiled.
+        compiled: what is said of the form in which they are.
     """
     # Plain attention loses on a GPU; on a CPU it wins in bfloat16 with gradients (docs/attention_kernels.md).
     kinds = attention if setting.device.type == "cpu" else attention[:1]
     if setting.compile:
         kinds = kinds[-1:] if work.trains and setting.dtype == torch.bfloat16 else kinds[:1]
 
-    def form(kind: Attention, compiled: bool, data: Data) -> Subject:
+    def form(kind: Attention, compiles: bool, data: Data) -> Subject:
         model = ready(make(kind), replace(setting, compile=False), trains=work.trains)
-        if compiled:
+        if compiles:
             # Weights that stay are folded and laid out by the compiler where it may.
             frozen = {"freezing": True} if setting.device.type == "cpu" and not work.trains else None
-            _compile(model, called, frozen)
+            for part in called:
+                _compile(model, part, frozen)
         inputs = prepare(data if work.trains else cast(data, setting.dtype))
         return Subject(run=lambda: run(model, inputs), model=model)
 
     ways = [(kind, False) for kind in kinds] + ([(kind, True) for kind in kinds] if setting.compile else [])
     forms = {
-        ", ".join(word for word in (kind, told, "compiled" * compiled) if word): partial(form, kind, compiled)
-        for kind, compiled in ways
+        ", ".join(word for word in (kind, told, compiled * compiles) if word): partial(form, kind, compiles)
+        for kind, compiles in ways
     }
     return Peer(name=name, package=package, forms=forms)
 

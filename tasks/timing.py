@@ -19,7 +19,11 @@ DOUBTFUL = 0.25
 """A spread of the rounds over their median above which a figure is marked."""
 _ROUND = 300.0
 """Milliseconds that the calls of a round last together, at most, where one is faster."""
-_SLOW = 10_000.0
+_LONG = 1500.0
+"""A call of so many milliseconds is not slower after another runner's: the first, second and third call of a turn took
+1427, 1446 and 1413 ms (a step of ViT-Ti), 1519, 1512 and 1530 (timm's), 2272, 2209 and 2248 (of a light DETR), 2876,
+2927 and 2872 (Hugging Face's): medians of four turns on a core that others used as well."""
+SLOW = 10_000.0
 """A call of so many milliseconds has warmed up by itself, and three of them are enough."""
 
 
@@ -129,9 +133,9 @@ class Times:
 
 
 def trial(runner: Callable[[], list[float]]) -> float:
-    """Milliseconds of the faster of two calls, after one that warms up; of a slow one itself."""
+    """Milliseconds of the faster of two calls, after one that warms up; of a long call one, of a slow one the first."""
     first = sum(runner())
-    return first if first > _SLOW else min(sum(runner()) for _ in range(2))
+    return first if first > SLOW else min(sum(runner()) for _ in range(1 if first > _LONG else 2))
 
 
 def interleave(
@@ -143,7 +147,8 @@ def interleave(
 ) -> dict[str, Times]:
     """Rounds in which each takes its turn; who is first changes from round to round.
 
-    In a round each runs once without being counted, since it pays for the memory that the one before gave back.
+    In a round each runs once without being counted, since it pays for the memory that the one before gave back; not
+    those of long calls, beside which that is little.
 
     Args:
         runners: by name; a call returns the milliseconds of its parts.
@@ -154,15 +159,16 @@ def interleave(
     lengths = {}
     for name, runner in runners.items():
         first = sum(runner())
-        lengths[name] = first if first > _SLOW else sum(runner())
-    slow = max(lengths.values()) > _SLOW
+        lengths[name] = first if first > _LONG else sum(runner())
+    slow = max(lengths.values()) > SLOW
     rounds = min(rounds, 3) if slow else rounds
     counts = {name: 1 if slow else max(least_calls, min(20, round(_ROUND / ms))) for name, ms in lengths.items()}
-    told(rounds * sum(ms * (counts[name] + (not slow)) for name, ms in lengths.items()) / 1000)
+    uncounted = {name: int(not slow and ms <= _LONG) for name, ms in lengths.items()}
+    told(rounds * sum(ms * (counts[name] + uncounted[name]) for name, ms in lengths.items()) / 1000)
     times = {name: Times() for name in runners}
     for index in range(rounds):
         for name in _turned(list(runners), index):
-            if not slow:
+            for _ in range(uncounted[name]):
                 runners[name]()
             calls = [runners[name]() for _ in range(counts[name])]
             times[name].calls += calls

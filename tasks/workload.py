@@ -9,7 +9,7 @@ The frame makes the data of a workload once, builds ours and the peers on it, an
 does what must be the same for all: the optimizer, autocast of training, `inference_mode` of everything else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -98,6 +98,8 @@ class Workload:
     bytes_read: Callable[[nn.Module], float] | None = None
     """Bytes of weights that a call of a model reads, where it goes step by step and reads them in each; None = once.
     It is given the peers' models as well."""
+    told: Callable[[float], str] | None = None
+    """What else there is to say of whoever takes so many seconds a call."""
     only_float32: bool = False
     """Whether it has no other precision."""
     compiles: bool = True
@@ -146,6 +148,16 @@ def with_attention(config: Config, kernel: str | None) -> Config:
 def ready(model: Model, setting: Setting, *, trains: bool = False) -> Model:
     """The model on its device: in training with weights in float32, else for evaluation in the setting's dtype."""
     return (model.to(setting.device) if trains else model.to(setting.device, setting.dtype)).train(trains)
+
+
+def both_ways(loss: Callable[[], Tensor], inputs: Sequence[Tensor]) -> Subject:
+    """Who computes a loss and the gradients of its inputs, without a model and an optimizer."""
+
+    def run() -> Sequence[Tensor]:
+        with torch.inference_mode(False):  # in which the frame runs whatever is no training step
+            return torch.autograd.grad(loss(), inputs)
+
+    return Subject(run=run, model=None)
 
 
 def compiled(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:

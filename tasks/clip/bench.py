@@ -18,6 +18,8 @@ from tasks.workload import Data, Setting, Subject, Workload, compiled, default_r
 PAIRS, TEXTS = 16, 32
 TEMPLATES = 80
 """Of OpenAI's for ImageNet."""
+MANY = 1000
+"""Classes that ImageNet has."""
 SMALL = CLIPConfig(
     embed_dim=256,
     vision=replace(VISION, embed_dim=384, num_heads=6),
@@ -123,5 +125,6 @@ def _zero_shot(model: str, config: CLIPConfig, tokenizer: CLIPTokenizer, classes
         config=config,
         unit="texts",
         items=classes * count,
+        told=lambda seconds: f"{MANY * seconds / classes:.3g} s for {MANY:,} classes, extrapolated from {classes}",
         compiles=False,
     )

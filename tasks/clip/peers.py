@@ -61,7 +61,7 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
             lambda kind: _open_clip(config, kind),
             open_clip_work,
             prepare=padded,
-            called="" if work.trains else "encode_text" if _reads(work) else "encode_image",
+            called=["" if work.trains else "encode_text" if _reads(work) else "encode_image"],
         ),
         peer(
             "Hugging Face",
@@ -70,7 +70,7 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
             setting,
             lambda kind: _hugging_face(config, kind),
             hugging_face_work,
-            called="" if work.trains else "get_text_features" if _reads(work) else "get_image_features",
+            called=["" if work.trains else "get_text_features" if _reads(work) else "get_image_features"],
         ),
     ]
 

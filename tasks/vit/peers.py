@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from multimodal.models.vit import ViTConfig
 from multimodal.pretrained import hf_vit, timm_folder
 from tasks.peers import Attention, exported, from_pretrained, peer, plain
+from tasks.vit.bench import step
 from tasks.workload import Data, Peer, Setting, Workload
 
 
 def peers(work: Workload, setting: Setting) -> list[Peer]:
     """timm and Hugging Face have our weights; the others have the same size, in their own order of norms and biases."""
     config: ViTConfig = work.config
+    if "optimizer" in work.facts:
+        return _optimizers(config, setting)
 
     def run(model: Any, data: Data) -> Tensor:
         found = model(data["image"])
@@ -28,6 +31,16 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
         peer("vit-pytorch", "vit-pytorch", work, setting, lambda _: _vit_pytorch(config), run, ("plain",)),
         peer("x-transformers", "x-transformers", work, setting, lambda kind: _x_transformers(config, kind), run),
     ]
+
+
+def _optimizers(config: ViTConfig, setting: Setting) -> list[Peer]:
+    """torch's other implementations of the same: a loop over weights, its default on CPU, and its default on CUDA."""
+
+    def of(name: str, foreach: bool) -> Peer:
+        forms = {f"foreach={foreach}": lambda data: step(config, setting, foreach=foreach)}
+        return Peer(name=f"torch's AdamW, {name}", package="torch", forms=forms)
+
+    return [of("loop", False), of("foreach", True)]
 
 
 def _timm(config: ViTConfig, kind: Attention) -> nn.Module:

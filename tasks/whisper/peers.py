@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,17 +36,19 @@ def peers(work: Workload, setting: Setting) -> list[Peer]:
         return _openai_work(model, data, work)
 
     def hugging_face(model: Any, data: Data) -> Any:
-        return _hugging_face_work(model, data, work, setting)
+        return _hugging_face_work(model, data, work)
 
     decodes = "tokens" in work.facts
+    parts = [""] if work.trains else ["model.encoder", *([""] if decodes else [])]
     found = [
         peer(
             "openai-whisper", "openai-whisper", work, setting, lambda _: _openai(config), openai, ("fused",),
-            called="" if work.trains else "encoder",  # its decoder is changed by hooks in each decoding
+            called=["" if work.trains else "encoder"],  # its decoder is changed by hooks in each decoding
+            compiled="encoder compiled" if decodes else "compiled",
         ),
         peer(
             "Hugging Face", "transformers", work, setting, lambda kind: _hugging_face(config, kind), hugging_face,
-            ("fused",), called="" if work.trains or decodes else "model.encoder",
+            ("fused",), called=parts, compiled="static cache, compiled" if decodes else "compiled",
         ),
     ]  # fmt: skip
     return found if work.trains else [*found, *_faster_whisper(work, setting)]
@@ -108,18 +111,19 @@ def _hugging_face(config: WhisperConfig, kind: Attention) -> nn.Module:
     return model
 
 
-def _hugging_face_work(model: Any, data: Data, work: Workload, setting: Setting) -> Any:
+def _hugging_face_work(model: Any, data: Data, work: Workload) -> Any:
     if work.trains:
         found = model(input_features=data["mel"], decoder_input_ids=data["tokens"], use_cache=False)
         return _loss(found.logits, data)
     if "tokens" not in work.facts:
         return model.model.encoder(data["mel"]).last_hidden_state
     count = work.facts["tokens"]
-    prompts = torch.tensor([work.facts["prompt"]], device=data["mel"].device).expand(len(data["mel"]), -1)
-    static = {"cache_implementation": "static"} if setting.compile else {}
+    # Of one shape in every step: what compilation needs, and what is slower without it.
+    static = {"cache_implementation": "static"} if model._compiled_call_impl is not None else {}
     found = model.generate(
         data["mel"],
-        decoder_input_ids=prompts,
+        language="en",  # else it is detected, by an encoder's pass of its own
+        task="transcribe",
         max_new_tokens=count,
         min_new_tokens=count,
         do_sample=False,
@@ -156,10 +160,10 @@ def _ctranslate(work: Workload, setting: Setting, data: Data, kind: str) -> Subj
     from faster_whisper import WhisperModel
 
     def read(folder: Path) -> Any:
-        out = folder / "ctranslate2"
-        TransformersConverter(str(folder), copy_files=["tokenizer.json"]).convert(str(out))
-        threads = torch.get_num_threads()
-        return WhisperModel(str(out), device=setting.device.type, compute_type=kind, cpu_threads=threads).model
+        with TemporaryDirectory() as out:
+            TransformersConverter(str(folder), copy_files=["tokenizer.json"]).convert(out, force=True)
+            threads = torch.get_num_threads()
+            return WhisperModel(out, device=setting.device.type, compute_type=kind, cpu_threads=threads).model
 
     config: WhisperConfig = work.config
     model = _exported(config, read)

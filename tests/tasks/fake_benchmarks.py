@@ -33,11 +33,15 @@ def _infer(setting: Setting, data: Data) -> Subject:
     return Subject(run=lambda: model(x), model=model)
 
 
+def _told(seconds: float) -> str:
+    return "less than a second" if seconds < 1 else "more"
+
+
 def works(size: str) -> list[Workload]:
     given: dict[str, Any] = {"model": f"linear {size}", "batch": 4, "data": _data}
     return [
         Workload(**given, name="train", ours=_train, trains=True, lr=0.1),
-        Workload(**given, name="inference", ours=_infer, items=8, unit="rows"),
+        Workload(**given, name="inference", ours=_infer, items=8, unit="rows", told=_told),
     ]
 
 
@@ -85,6 +89,24 @@ def broken_peers(work: Workload, setting: Setting) -> list[Peer]:
     return [Peer(name="wrong", package="torch", forms={"one": broken, "two": broken})]
 
 
+def unfit_peers(work: Workload, setting: Setting) -> list[Peer]:
+    """Packages that are there, but cannot be imported, and one that can."""
+
+    def fails(error: Exception, data: Data) -> Subject:
+        raise error
+
+    def same(data: Data) -> Subject:
+        return _train(setting, data) if work.trains else _infer(setting, data)
+
+    errors = {
+        "broken": ImportError("libbroken.so: cannot open\nshared object file"),
+        "newer": SyntaxError("invalid syntax"),
+        "unnamed": ModuleNotFoundError("it wants something"),
+    }
+    found = [Peer(name=name, package=name, forms={"one": partial(fails, error)}) for name, error in errors.items()]
+    return [*found, Peer(name="twin", package="torch", forms={"one": same})]
+
+
 def compiling_peers(work: Workload, setting: Setting) -> list[Peer]:
     """One whose faster form takes its time at first."""
 
@@ -126,7 +148,7 @@ def stopped_works(size: str) -> list[Workload]:
 
 
 def hungry_works(size: str) -> list[Workload]:
-    """Two that need no memory and 256 MiB, one that fails, and one whose process dies."""
+    """Two that need no memory and 256 MiB, one that fails, one whose process dies, and one that needs much at first."""
 
     def needs(count: int) -> Any:
         def ours(setting: Setting, data: Data) -> Subject:
@@ -142,5 +164,9 @@ def hungry_works(size: str) -> list[Workload]:
 
         os._exit(3)
 
-    each = [needs(1), needs(1 << 26), fails, dies]
+    def builds(setting: Setting, data: Data) -> Subject:
+        torch.ones(1 << 26).sum()
+        return needs(1)(setting, data)  # type: ignore[no-any-return]
+
+    each = [needs(1), needs(1 << 26), fails, dies, builds]
     return [Workload(model="hungry", name="work", batch=1, data=_data, ours=ours) for ours in each]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tasks import registry
 from tasks.clip import bench as clip_bench
 from tasks.detr import bench as detr_bench
 from tasks.dt import bench as dt_bench
+from tasks.peers import exported, forget_exports
 from tasks.vit import bench as vit_bench
 from tasks.whisper import bench as whisper_bench
 from tasks.workload import Data, Peer, Setting, Subject, Workload, parameters_of
@@ -159,6 +161,100 @@ def test_detr_answers_alike() -> None:
                     theirs = subject.run()
                     assert_close(theirs.logits, found.logits)
                     assert_close(theirs.pred_boxes, found.boxes)
+
+
+def test_the_losses_of_detr_have_equal_gradients() -> None:
+    work = detr_bench.losses("", replace(DETRConfig(), num_classes=5, num_queries=9))
+    data = work.data()
+    ours = work.ours(CPU, data)
+    (peer,) = peers_of("detr", work)
+    (form,) = peer.forms.values()
+    theirs = form(data)
+    with torch.inference_mode():  # as the frame does
+        expected, found = ours.run(), theirs.run()
+    assert [gradient.shape for gradient in expected] == [(6, 2, 9, 6), (6, 2, 9, 4)]
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a / b.abs().max(), b / b.abs().max())
+
+
+def test_the_optimizer_alone() -> None:
+    work = vit_bench.optimizer("", VIT)
+    ours = work.ours(CPU, {})
+    subjects = [ours, *(form({}) for peer in peers_of("vit", work) for form in peer.forms.values())]
+    told = []
+    for subject in subjects:
+        steps = subject.run.__self__  # type: ignore[attr-defined]
+        weight = steps.param_groups[0]["params"][0]
+        before = weight.clone()
+        with torch.inference_mode():
+            subject.run()
+        assert ((weight - before).abs() < 2e-5).all()
+        assert not weight.equal(before)
+        assert subject.parameters == ours.parameters
+        told.append({name: steps.defaults[name] for name in ("fused", "foreach")})
+    assert told == [
+        {"fused": True, "foreach": None},
+        {"fused": None, "foreach": False},
+        {"fused": None, "foreach": True},
+    ]
+
+
+def test_the_head_of_a_classifier_says_what_a_thousand_classes_take() -> None:
+    (head,) = (work for work in clip_bench.workloads("published") if work.told is not None)
+    assert head.told(8.0) == "400 s for 1,000 classes, extrapolated from 20"
+
+
+def test_what_hugging_face_compiles_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[nn.Module] = []
+    caches: list[str] = []
+
+    def note(self: Any, **options: Any) -> None:
+        self._compiled_call_impl = self._call_impl
+        self.register_forward_hook(lambda module, *_: called.append(module))
+        if hasattr(self, "proj_out"):
+            self.model.decoder.register_forward_pre_hook(
+                lambda _, args, more: caches.extend(
+                    type(one.self_attention_cache).__name__
+                    for one in more.values()
+                    if hasattr(one, "self_attention_cache")
+                ),
+                with_kwargs=True,
+            )
+
+    monkeypatch.setattr(nn.Module, "compile", note)
+    task, work = WORKS["whisper, decode 6 tokens, 2"]
+    data = work.data()
+    openai, hugging_face = peers_of(task, work, replace(CPU, compile=True))[:2]
+    assert list(openai.forms) == ["fused", "fused, encoder compiled"]
+    assert list(hugging_face.forms) == ["fused", "fused, static cache, compiled"]
+    subject = built(hugging_face.forms["fused, static cache, compiled"], data)
+    with torch.inference_mode():
+        found = subject.run()
+        assert found == built(lambda data: work.ours(CPU, data), data).run()
+    model: Any = subject.model
+    assert called == [model.model.encoder] + [model] * 6
+    assert caches == ["StaticCache"] * 6
+
+
+def test_one_export_serves_all_works_of_a_model() -> None:
+    written: list[Path] = []
+
+    def write(checkpoint: Any, out: Path) -> None:
+        written.append(out)
+        out.write_text("")
+
+    def read(out: Path) -> Path:
+        return out
+
+    first, again = (exported("vit", VIT, write, read, suffix=".txt") for _ in range(2))
+    assert first == again
+    assert first.name == "peer.txt"
+    assert first.exists()
+    other = exported("vit", replace(VIT, depth=1), write, read)
+    assert written == [first, other]
+    assert not first.exists()
+    forget_exports()
+    assert not other.parent.exists()
 
 
 def test_a_form_says_what_it_cannot_express() -> None:
