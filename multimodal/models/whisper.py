@@ -123,7 +123,7 @@ class Whisper(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, dim)
         self.position = LearnedPosition(config.text_context, dim)
         self.decoder = Stack(config.decoder, causal=True, context_dim=width)
-        self._step_head = PackedWeight()
+        self.step_head = PackedWeight()
         nn.init.normal_(self.embed.weight, std=0.02)
 
     @overload
@@ -205,7 +205,7 @@ class Whisper(nn.Module):
         h = self.decoder(x, audio, key_mask=key_mask, context_key_mask=audio_mask, cache=cache, only=only).last
         if cache is None and not torch.is_grad_enabled():  # of many tokens at once
             return F.linear(h, self.embed.weight)
-        return self._step_head(h, self.embed.weight)
+        return self.step_head(h, self.embed.weight)
 
     def _embed(self, tokens: Tensor, cache: WhisperCache | None) -> tuple[Tensor, Tensor | None]:
         """Embedded tokens [B, N, D], and which keys are no padding, bool [B, Nk], where any are."""
