@@ -145,7 +145,7 @@ class Whisper(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, dim)
         self.position = LearnedPosition(config.text_context, dim)
         self.decoder = Stack(config.decoder, causal=True, context_dim=width)
-        self._step_head = PackedWeight()
+        self.step_head = PackedWeight()
         nn.init.normal_(self.embed.weight, std=0.02)
 
     @overload
@@ -234,7 +234,7 @@ class Whisper(nn.Module):
         h = self.decoder(x, audio, key_mask=key_mask, context_key_mask=audio_mask, cache=cache, only=only).last
         if cache is None and not torch.is_grad_enabled():  # of many tokens at once
             return F.linear(h, self.embed.weight)
-        return self._step_head(h, self.embed.weight)
+        return self.step_head(h, self.embed.weight)
 
     def begin(self, logits: Tensor, audio: Tensor, cache: WhisperCache, *, blank: int) -> Tensor:
         """The scores [B, V] of the first token of a text, to be followed by `step`.
