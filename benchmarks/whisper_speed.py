@@ -31,6 +31,7 @@ from whisper.normalizers import EnglishTextNormalizer
 from multimodal import pretrained
 from multimodal.data.audio import SAMPLE_RATE, LogMel, Sound, load_audio
 from multimodal.data.speech_text import SpeechTokenizer
+from multimodal.quantize import quantize
 from tasks.whisper.decode import Decoder, DecodingOptions
 from tasks.whisper.huggingface import write_folder
 from tasks.whisper.segments import Transcript
@@ -45,8 +46,10 @@ FILES, BEAMS = 8, 5
 OURS = "this suite"
 
 
-def ours(weights: str, beams: int | None) -> Transcribe:
+def ours(weights: str, beams: int | None, *, int8: bool = False) -> Transcribe:
     loaded = pretrained.load(weights, task="whisper")
+    if int8:
+        quantize(loaded.model)  # type: ignore[arg-type]
     options = DecodingOptions(temperatures=(0.0,), beam_size=beams)
     decoder = Decoder(loaded.model, SpeechTokenizer.from_record(loaded.tokenizer), options)  # type: ignore[arg-type]
     transcriber = Transcriber(decoder, LogMel.from_dict(loaded.preprocess or {}), WindowOptions(), batch_size=FILES)
@@ -161,6 +164,7 @@ def measure(weights: str, hf: Path, ct2: Path, clips: Sequence[Clip], rounds: in
     for beams, kind in ((None, "greedy"), (BEAMS, f"beam {BEAMS}")):
         programs: dict[str, Transcribe] = {
             OURS: ours(weights, beams),
+            f"{OURS}, int8": ours(weights, beams, int8=True),
             "openai-whisper": openai(weights, beams),
             "Hugging Face": hugging_face(hf, beams),
             "CTranslate2, fp32": ctranslate(ct2, mel, "float32", beams),
@@ -192,6 +196,7 @@ def main() -> None:
         rows = measure(args.weights, hf, ct2, clips, args.rounds)
         programs = {
             OURS: ours(args.weights, None),
+            f"{OURS}, int8": ours(args.weights, None, int8=True),
             "openai-whisper": openai(args.weights, None),
             "CTranslate2, int8": ctranslate(ct2, LogMel(), "int8", None),
         }

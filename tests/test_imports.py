@@ -24,6 +24,7 @@ LAYERS = {
     "multimodal.blocks": ATTENTION,
     "multimodal.models": ATTENTION | {"multimodal.blocks"},
     "multimodal.generate": ATTENTION,
+    "multimodal.quantize": {"multimodal.linear", "multimodal.models"},
     "multimodal.data": set(),
     "multimodal.pretrained": ATTENTION | {"multimodal.blocks", "multimodal.models"},
 }

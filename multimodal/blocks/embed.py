@@ -88,27 +88,28 @@ def _check_size(images: Tensor, patch_size: tuple[int, int]) -> None:
 
 
 class AudioStem(nn.Module):
-    """Two convolutions over the frames of a spectrogram, the second with stride 2 ("Robust Speech Recognition via
+    """Two convolutions over the frames of a spectrogram, the second with a stride ("Robust Speech Recognition via
     Large-Scale Weak Supervision", Radford et al. 2022, section 2.2).
 
     Args:
         num_mels: channels of the spectrogram.
         embed_dim: width of a token.
         kernels: frames that each convolution sees, odd numbers; the published ones see 3.
+        stride: frames of a token.
     """
 
-    def __init__(self, num_mels: int, embed_dim: int, kernels: tuple[int, int] = (3, 3)) -> None:
+    def __init__(self, num_mels: int, embed_dim: int, kernels: tuple[int, int] = (3, 3), stride: int = 2) -> None:
         super().__init__()
         first, second = kernels
         self.conv1 = nn.Conv1d(num_mels, embed_dim, first, padding=first // 2)
-        self.conv2 = nn.Conv1d(embed_dim, embed_dim, second, stride=2, padding=second // 2)
+        self.conv2 = nn.Conv1d(embed_dim, embed_dim, second, stride=stride, padding=second // 2)
         for convolution in (self.conv1, self.conv2):
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
             assert convolution.bias is not None
             nn.init.zeros_(convolution.bias)
 
     def forward(self, mel: Tensor, valid: Tensor | None = None) -> Tensor:
-        """[B, C, T] -> [B, ceil(T / 2), D].
+        """[B, C, T] -> [B, ceil(T / stride), D].
 
         Frames that are not `valid`, bool [B, T], must be zeros, and stay so between the convolutions.
         """

@@ -189,15 +189,21 @@ class LogMel:
         sample_rate: samples a second.
         fft_size: samples of a frame, under a Hann window.
         hop_length: samples from one frame to the next.
+        mean, std: subtracted from what Whisper takes as it is, and divided by.
     """
 
     num_mels: int = 80
     sample_rate: int = SAMPLE_RATE
     fft_size: int = 400
     hop_length: int = 160
+    mean: float = 0.0
+    std: float = 1.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
+        numbers = self.mean, self.std
+        if not all(type(one) in (int, float) and math.isfinite(one) for one in numbers) or self.std <= 0:
+            raise ValueError(f"mean and std are {self.mean!r} and {self.std!r}, expected finite numbers, std above 0")
+        for field in fields(self)[:-2]:
             value = getattr(self, field.name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{field.name} is {value!r}, expected a whole number of at least 1")
@@ -247,10 +253,10 @@ class LogMel:
                 logs.append((filters @ energy.mT).clamp_(min=1e-10).log10_())
         return torch.cat(logs, dim=-1).reshape(*samples.shape[:-1], self.num_mels, count)
 
-    @staticmethod
-    def _scaled(log: Tensor, peak: Tensor) -> Tensor:
-        """Eight decades below the peak, to about -1 … 1."""
-        return torch.maximum(log, peak - 8).add_(4).div_(4)
+    def _scaled(self, log: Tensor, peak: Tensor) -> Tensor:
+        """Eight decades below the peak, to about -1 … 1 before mean and std."""
+        scaled = torch.maximum(log, peak - 8).add_(4).div_(4)
+        return scaled if (self.mean, self.std) == (0, 1) else scaled.sub_(self.mean).div_(self.std)
 
 
 @cache

@@ -98,21 +98,20 @@ def draw_message(seed: int, index: int, kind: Kind = lambda word: True, *, pract
     Args:
         seed, index: what decides all of it.
         kind: true for words that it may have; a single character is no word.
-        practice: to learn from: half of the texts are one or two characters, for the others each doubling of the length
-            from there on is as likely.
+        practice: to learn from: nine of ten texts have one to eight characters, and half of the messages are in the
+            louder quarter of the noise.
     """
     rng = np.random.default_rng((seed, index))
     shortest, longest = CHARACTERS
-    if practice:
-        short = rng.random() < 0.5
-        length = int(rng.integers(1, 3)) if short else int(math.exp(rng.uniform(math.log(3), math.log(longest + 1))))
-    else:
-        length = int(rng.integers(shortest, longest + 1))
+    if practice and rng.random() < 0.9:
+        shortest, longest = 1, WORDS[1]
+    length = int(rng.integers(shortest, longest + 1))
+    low, high = SNRS
     return Message(
         text=_draw_text(rng, length, kind),
         words_per_minute=float(rng.uniform(*WORDS_PER_MINUTE)),
         frequency=float(rng.uniform(*FREQUENCIES)),
-        snr=float(rng.uniform(*SNRS)),
+        snr=low + (high - low) * rng.random() ** (2 if practice else 1),
         key=(seed, index),
     )
 

@@ -1,7 +1,7 @@
 """Whisper ("Robust Speech Recognition via Large-Scale Weak Supervision", Radford et al. 2022).
 
-B batch, C mel channels, T frames of the spectrogram, A = ceil(T / 2) audio tokens, N text tokens, D embed_dim,
-V vocab_size
+B batch, C mel channels, T frames of the spectrogram, A = ceil(T / stem_stride) audio tokens, N text tokens,
+D embed_dim, V vocab_size
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from multimodal.attention import StackCache
 from multimodal.blocks import AudioStem, LearnedPosition, Stack, StackConfig, sinusoid
 from multimodal.blocks.block import Selection
+from multimodal.ctc import CTCPrefix
 from multimodal.linear import PackedWeight
 
 LAYERS: dict[str, Any] = {"key_bias": False, "norm_eps": 1e-5, "init": "whisper"}
@@ -25,21 +26,26 @@ TINY = StackConfig(**LAYERS, embed_dim=384, depth=4, num_heads=6)
 class WhisperConfig:
     """A Whisper. As it stands it is the published multilingual tiny."""
 
-    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset({"alignment_heads"})
+    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset({"alignment_heads", "ctc_weight"})
 
     num_mels: int = 80
     """Channels of the log-mel spectrogram; large-v3 and turbo have 128."""
     audio_context: int = 1500
-    """Most audio tokens, of two frames each: 30 seconds. Shorter audio is taken as it is."""
+    """Most audio tokens: 30 seconds. Shorter audio is taken as it is."""
     text_context: int = 448
     """Most text tokens, the prompt's included."""
     vocab_size: int = 51865
     """Text and special tokens: 51864 for English alone, 51865 or 51866 for many languages."""
     stem_kernels: tuple[int, int] = (3, 3)
     """Frames that the two convolutions before the encoder see; from scratch, wide ones learn far sooner."""
+    stem_stride: int = 2
+    """Frames of the spectrogram that an audio token stands for."""
     mask_padding: bool = False
     """Whether audio is computed at its own length, and padding in a batch attended to by none; the published models
     were trained on audio padded to `audio_context`, and want it so."""
+    ctc_weight: float = 0.0
+    """What the encoder says by itself, by connectionist temporal classification, as a share of the loss and of the
+    scores that texts are decoded by; the published models have none of it."""
     encoder: StackConfig = TINY
     """The encoder's layers."""
     decoder: StackConfig = TINY
@@ -48,11 +54,18 @@ class WhisperConfig:
     """The heads of cross-attention, as (layer, head), that tell when a word is said; None = the upper half of all."""
 
     def __post_init__(self) -> None:
-        for name in ("num_mels", "audio_context", "text_context", "vocab_size"):
+        for name in ("num_mels", "audio_context", "text_context", "vocab_size", "stem_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if any(kernel < 1 or kernel % 2 == 0 for kernel in self.stem_kernels):
             raise ValueError(f"stem_kernels is {self.stem_kernels}, expected odd numbers")
+        if not 0 <= self.ctc_weight < 1:
+            raise ValueError(f"ctc_weight is {self.ctc_weight}, expected a share in [0, 1)")
+        widths = self.encoder.embed_dim, self.decoder.embed_dim
+        if self.ctc_weight and widths[0] != widths[1]:
+            raise ValueError(
+                f"ctc_weight is {self.ctc_weight}, but encoder and decoder are {widths} wide: expected one width"
+            )
         if self.encoder.embed_dim % 2:
             raise ValueError(f"encoder.embed_dim is {self.encoder.embed_dim}, expected an even number")
         for layer, head in self.alignment_heads or ():
@@ -61,6 +74,11 @@ class WhisperConfig:
                     f"alignment_heads has ({layer}, {head}), expected a layer below {self.decoder.depth} "
                     f"and a head below {self.decoder.num_heads}"
                 )
+
+    @property
+    def frames(self) -> int:
+        """Most frames of a spectrogram."""
+        return self.stem_stride * self.audio_context
 
     @property
     def aligned(self) -> tuple[tuple[int, int], ...]:
@@ -93,19 +111,23 @@ class WhisperCache(StackCache):
         self.padding = padding
         self.audio_mask: Tensor | None = None
         """Which audio tokens are sound, bool [B, A]; None = all."""
+        self.heard: CTCPrefix | None = None
+        """What the encoder says by itself, where it has a share."""
 
     def reorder(self, index: Tensor, *, context: bool = True) -> None:
         """See `StackCache.reorder`."""
         super().reorder(index, context=context)
         if self.padding is not None:
             self.padding = self.padding.index_select(0, index)
+        if self.heard is not None:
+            self.heard.reorder(index)
         if context and self.audio_mask is not None:
             self.audio_mask = self.audio_mask.index_select(0, index)
 
     def reset(self) -> None:
         """Forget tokens, context and padding."""
         super().reset()
-        self.padding = self.audio_mask = None
+        self.padding = self.audio_mask = self.heard = None
 
 
 class Whisper(nn.Module):
@@ -115,7 +137,7 @@ class Whisper(nn.Module):
         super().__init__()
         self.config = config
         width, dim = config.encoder.embed_dim, config.decoder.embed_dim
-        self.stem = AudioStem(config.num_mels, width, config.stem_kernels)
+        self.stem = AudioStem(config.num_mels, width, config.stem_kernels, config.stem_stride)
         # A sinusoid that published files store, some of them rounded: so it is loaded like a weight.
         self.audio_positions: Tensor
         self.register_buffer("audio_positions", sinusoid(config.audio_context, width, "whisper"))
@@ -123,7 +145,7 @@ class Whisper(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, dim)
         self.position = LearnedPosition(config.text_context, dim)
         self.decoder = Stack(config.decoder, causal=True, context_dim=width)
-        self._step_head = PackedWeight()
+        self.step_head = PackedWeight()
         nn.init.normal_(self.embed.weight, std=0.02)
 
     @overload
@@ -150,22 +172,29 @@ class Whisper(nn.Module):
         """
         audio = self.encode(mel, audio_mask)
         logits = self.decode(tokens, audio, audio_mask=audio_mask)
-        return WhisperOutput(logits, F.linear(audio, self.embed.weight)) if need_heard else logits
+        return WhisperOutput(logits, self.hear(audio)) if need_heard else logits
 
     def encode(self, mel: Tensor, audio_mask: Tensor | None = None) -> Tensor:
         """Log-mel spectrograms [B, C, T] to audio tokens [B, A, D]; ValueError where they are too long.
 
         Args:
             mel: zeros where it is padding.
-            audio_mask: bool [B, A], False where a token is padding, from an even number of frames on: what the others
-                are does then not depend on how much of it there is. None = all are sound.
+            audio_mask: bool [B, A], False where a token is padding, from a multiple of `stem_stride` frames on: what
+                the others are does then not depend on how much of it there is. None = all are sound.
         """
         config = self.config
-        if mel.dim() != 3 or mel.shape[1] != config.num_mels or mel.shape[2] > 2 * config.audio_context:
-            expected = f"[B, {config.num_mels}, at most {2 * config.audio_context}]"
+        if mel.dim() != 3 or mel.shape[1] != config.num_mels or mel.shape[2] > config.frames:
+            expected = f"[B, {config.num_mels}, at most {config.frames}]"
             raise ValueError(f"spectrograms have shape {list(mel.shape)}, expected {expected}")
-        x = self.stem(mel, None if audio_mask is None else audio_mask.repeat_interleave(2, dim=1)[:, : mel.shape[2]])
+        valid = None
+        if audio_mask is not None:
+            valid = audio_mask.repeat_interleave(config.stem_stride, dim=1)[:, : mel.shape[2]]
+        x = self.stem(mel, valid)
         return self.encoder(x + self.audio_positions[: x.shape[1]].to(x.dtype), key_mask=audio_mask).last
+
+    def hear(self, audio: Tensor) -> Tensor:
+        """What each audio token says by itself, of one width with the decoder: [B, A, D] to logits [B, A, V]."""
+        return F.linear(audio, self.embed.weight)
 
     def make_cache(self, length: int | None = None, *, padding: Tensor | None = None) -> WhisperCache:
         """An empty cache for decoding step by step.
@@ -205,7 +234,33 @@ class Whisper(nn.Module):
         h = self.decoder(x, audio, key_mask=key_mask, context_key_mask=audio_mask, cache=cache, only=only).last
         if cache is None and not torch.is_grad_enabled():  # of many tokens at once
             return F.linear(h, self.embed.weight)
-        return self._step_head(h, self.embed.weight)
+        return self.step_head(h, self.embed.weight)
+
+    def begin(self, logits: Tensor, audio: Tensor, cache: WhisperCache, *, blank: int) -> Tensor:
+        """The scores [B, V] of the first token of a text, to be followed by `step`.
+
+        Args:
+            logits: [B, V], the decoder's behind the prompt.
+            audio: what it was decoded with, [B, A, D].
+            cache: that holds the prompt.
+            blank: the token that ends a text.
+        """
+        if self.config.ctc_weight:
+            cache.heard = CTCPrefix(self.hear(audio), blank, cache.audio_mask)
+        return self._joint(logits, cache)
+
+    def step(self, tokens: Tensor, cache: WhisperCache) -> Tensor:
+        """The scores [B, V] of what follows these tokens, int64 [B, 1], of which the cache holds all that came before:
+        logits, or where the encoder has a share the mean of both log-probabilities, weighted by `ctc_weight`.
+        """
+        if cache.heard is not None:
+            cache.heard.append(tokens[:, 0])
+        return self._joint(self.decode(tokens, cache=cache)[:, -1], cache)
+
+    def _joint(self, logits: Tensor, cache: WhisperCache) -> Tensor:
+        if cache.heard is None:
+            return logits
+        return torch.lerp(logits.float().log_softmax(-1), cache.heard.scores(), self.config.ctc_weight)
 
     def _embed(self, tokens: Tensor, cache: WhisperCache | None) -> tuple[Tensor, Tensor | None]:
         """Embedded tokens [B, N, D], and which keys are no padding, bool [B, Nk], where any are."""

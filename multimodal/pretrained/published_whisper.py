@@ -29,6 +29,7 @@ def require_published(config: WhisperConfig, where: str, **allowed: tuple[Any, .
     fixed: dict[str, tuple[Any, ...]] = {
         "decoder.embed_dim": (config.encoder.embed_dim,),
         "stem_kernels": ((3, 3),),
+        "stem_stride": (2,),
         "mask_padding": (False,),
     }
     require(config, stacks | fixed | allowed, where)
@@ -36,7 +37,14 @@ def require_published(config: WhisperConfig, where: str, **allowed: tuple[Any, .
 
 def preprocess(num_mels: int) -> dict[str, Any]:
     """The spectrogram that published weights were trained on, as `multimodal.data.audio.LogMel` has it."""
-    return {"num_mels": num_mels, "sample_rate": SAMPLE_RATE, "fft_size": FFT_SIZE, "hop_length": HOP_LENGTH}
+    return {
+        "num_mels": num_mels,
+        "sample_rate": SAMPLE_RATE,
+        "fft_size": FFT_SIZE,
+        "hop_length": HOP_LENGTH,
+        "mean": 0.0,
+        "std": 1.0,
+    }
 
 
 def is_multilingual(vocab_size: int) -> bool:

@@ -15,6 +15,7 @@ TASK = Task(
         Link(source="model.num_mels", target="data.num_mels"),
         Link(source="model.audio_context", target="data.audio_context"),
         Link(source="model.text_context", target="data.text_context"),
+        Link(source="model.stem_stride", target="data.stem_stride"),
         Link(source="model.mask_padding", target="data.mask_padding"),
         Link(source="data.vocab_size", target="model.vocab_size", on="instantiate"),
     ),

@@ -38,7 +38,7 @@ def workloads(size: str) -> list[Workload]:
     if size == "tiny":
         vocabulary = SpeechTokenizer.from_characters(ALPHABET).vocab_size
         config, options = default_recipe("whisper", vocab_size=vocabulary)
-        mel = LogMel(sample_rate=2000, num_mels=20, fft_size=64, hop_length=40)  # as the recipe has it
+        mel = LogMel(sample_rate=2000, num_mels=8, fft_size=64, hop_length=40)  # as the recipe has it
         return _Works("Whisper, default recipe", config, mel, prompt=(1,), end=0, tokens=20).all(options)
     tiny = _Works("Whisper tiny", WhisperConfig(), LogMel(), prompt=PROMPT, end=END, tokens=100)
     layers = replace(TINY, embed_dim=512, depth=6, num_heads=8)

@@ -1,6 +1,6 @@
 """Sounds with their texts: embedded Morse code, a table or folder of recordings, LibriSpeech, Speech Commands.
 
-B batch, C mel channels, T frames, A = T / 2 audio tokens, N text tokens, M characters of the longest text
+B batch, C mel channels, T frames, A audio tokens, N text tokens, M characters of the longest text
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +30,6 @@ DatasetName = Literal["morse", "table", "folder", "librispeech", "speechcommands
 
 IGNORED = -1
 """The label where none is to be predicted, and the character where there is none."""
-_STRIDE = 2
-"""Frames of an audio token."""
 _SORTED = 50
 """Batches whose samples are dealt out by length."""
 _GRAIN = 2.0
@@ -54,6 +52,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         seed: with the key it decides them.
         together: samples of a batch, over all processes, which are of similar length in training.
         curriculum: whether the first epoch goes from the shortest to the longest.
+        keep: whether spectrograms stay in memory, where nothing random happens to them.
 
     Raises:
         ValueError: a text, by its sound's name, that has too many tokens, or in training a character without one.
@@ -71,6 +70,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         seed: int,
         together: int,
         curriculum: bool,
+        keep: bool,
     ) -> None:
         self.samples = samples
         self.mel = mel
@@ -80,6 +80,8 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         self.seed = seed
         self.together = together
         self.curriculum = curriculum
+        self.keep = keep
+        self._kept: dict[int, Tensor] = {}
         self.tokens = [self._encode(tokenizer, index) for index in range(len(samples.texts))]
 
     def _encode(self, tokenizer: SpeechTokenizer, index: int) -> list[int]:
@@ -121,12 +123,7 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
         # Trainer flags such as overfit_batches bring a sampler of their own, which knows no epoch.
         key = key if isinstance(key, tuple) else (0, key)
         index = key[1]
-        sound = self.samples.sound(index, self.mel.sample_rate)
-        with seeded(self.seed, *key):
-            if self.augment is None:
-                mel = self.mel(sound)
-            else:
-                mel = self.augment.hide(self.mel(self.augment.play(sound, self.most[0])))
+        mel = self._mel(key)
         tokens = torch.tensor(self.tokens[index])
         labels = tokens[1:].clone()
         labels[: len(self.prompt) - 1] = IGNORED
@@ -135,14 +132,29 @@ class SpeechDataset(Dataset[dict[str, Tensor]]):
             item["text"] = torch.tensor([ord(one) for one in self.samples.texts[index]])
         return item
 
+    def _mel(self, key: Key) -> Tensor:
+        """The spectrogram [C, T]; the same one in every epoch is made once where the sound is made as well."""
+        index, augment = key[1], self.augment or NO_AUGMENTATION
+        kept = self.keep and augment == NO_AUGMENTATION
+        if kept and index in self._kept:
+            return self._kept[index]
+        sound = self.samples.sound(index, self.mel.sample_rate)
+        with seeded(self.seed, *key):
+            mel = augment.hide(self.mel(augment.play(sound, self.most[0])))
+        if kept:
+            self._kept[index] = mel
+        return mel
 
-def collate(items: Sequence[dict[str, Tensor]], size: int | None) -> dict[str, Tensor]:
-    """A batch (see `SpeechData`); `size` frames of sound, or as many as the longest has where that is None."""
-    frames = [max(1, -(-item["mel"].shape[1] // _STRIDE)) * _STRIDE for item in items]
+
+def collate(items: Sequence[dict[str, Tensor]], size: int | None, stride: int = 2) -> dict[str, Tensor]:
+    """A batch (see `SpeechData`) of audio tokens of `stride` frames each; `size` frames of sound, or as many as the
+    longest has where that is None.
+    """
+    frames = [max(1, -(-item["mel"].shape[1] // stride)) * stride for item in items]
     longest = max(frames) if size is None else size
     batch = {
         "mel": torch.stack([pad(item["mel"], (0, longest - item["mel"].shape[1])) for item in items]),
-        "audio_length": torch.tensor(frames if size is None else [longest] * len(items)) // _STRIDE,
+        "audio_length": torch.tensor(frames if size is None else [longest] * len(items)) // stride,
     }
     for name, filler in (("tokens", 0), ("labels", IGNORED), ("text", IGNORED)):
         if name in items[0]:
@@ -180,8 +192,11 @@ class SpeechData(TaskData):
         sample_rate: Samples a second; others are resampled.
         fft_size: Samples of a frame.
         hop_length: Samples from a frame to the next.
-        audio_context: Most audio tokens, of two frames each.
+        mean: Subtracted from the spectrogram.
+        std: That it is divided by then.
+        audio_context: Most audio tokens.
         text_context: Most text tokens, the prompt's included.
+        stem_stride: Frames of an audio token.
         mask_padding: Cut a batch at its longest sound.
         curriculum: Go from the shortest sounds to the longest in the first epoch (SortaGrad, "Deep Speech 2", Amodei et
             al. 2016, section 3.2).
@@ -206,8 +221,11 @@ class SpeechData(TaskData):
         sample_rate: int = SAMPLE_RATE,
         fft_size: int = 400,
         hop_length: int = 160,
+        mean: float = 0.0,
+        std: float = 1.0,
         audio_context: int,
         text_context: int,
+        stem_stride: int = 2,
         mask_padding: bool,
         curriculum: bool = False,
         augment: SpeechAugment = NO_AUGMENTATION,
@@ -221,12 +239,15 @@ class SpeechData(TaskData):
         self.in_memory = self.name == "morse"
         self.table = table
         self.num_messages = num_messages
-        self.preprocess = LogMel(num_mels=num_mels, sample_rate=sample_rate, fft_size=fft_size, hop_length=hop_length)
+        self.preprocess = LogMel(
+            num_mels=num_mels, sample_rate=sample_rate, fft_size=fft_size, hop_length=hop_length, mean=mean, std=std
+        )
         self.audio_context = audio_context
+        self.frames = stem_stride * audio_context
         self.text_context = text_context
         self.curriculum = curriculum
         self.augment = augment
-        self.collate = partial(collate, size=None if mask_padding else _STRIDE * audio_context)
+        self.collate = partial(collate, size=None if mask_padding else self.frames, stride=stem_stride)
         self.tokenizer, self.vocab_size = self._tokenizer(tokenizer)
         try:
             self.prompt = self.tokenizer.prompt(language, timestamps=False)
@@ -260,11 +281,12 @@ class SpeechData(TaskData):
             self.preprocess,
             self.tokenizer,
             self.prompt,
-            most=(_STRIDE * self.audio_context * self.preprocess.hop_length, self.text_context),
+            most=(self.frames * self.preprocess.hop_length, self.text_context),
             augment=self.augment if split == "train" else None,
             seed=self.seed,
             together=self.batch_size * (self.trainer.world_size if self.trainer else 1),
             curriculum=self.curriculum,
+            keep=self.in_memory,
         )
 
     def _samples(self, split: str) -> Samples:
@@ -279,7 +301,7 @@ class SpeechData(TaskData):
 
     def _messages(self, split: str) -> Samples:
         messages = Morse(split, self.num_messages)
-        most = _STRIDE * self.audio_context / self.preprocess.frames_per_second
+        most = self.frames / self.preprocess.frames_per_second
         if messages.seconds[-1] > most:
             raise ValueError(
                 f"model.audio_context is {self.audio_context}, which are {most:.1f} s, expected the "
@@ -295,7 +317,7 @@ class SpeechData(TaskData):
     def _found(self) -> Found:
         assert self.root is not None
         rate, root = self.preprocess.frames_per_second, Path(self.root)
-        limits = Limits(1 / rate, _STRIDE * self.audio_context / rate)
+        limits = Limits(1 / rate, self.frames / rate)
         if self.name == "table":
             return sources.read_table(root, self.table, limits)
         readers: dict[str, Callable[[Path, Limits], Found]] = {

@@ -186,7 +186,7 @@ class Decoder:
         candidates: list[list[Generated]]
         if temperature == 0 and options.beam_size is not None:
             candidates = beam_search(
-                self._step,
+                self.model.step,
                 cache,
                 logits,
                 end=self.tokenizer.end,
@@ -202,7 +202,7 @@ class Decoder:
                 cache.reorder(index)
                 logits, limits = logits[index], limits.repeat_interleave(group)
             generated = generate(
-                self._step,
+                self.model.step,
                 cache,
                 logits,
                 end=self.tokenizer.end,
@@ -229,10 +229,7 @@ class Decoder:
         both = torch.tensor([[start, longest - 1]], device=audio.device).expand(len(rows), 2)
         logits = self.model.decode(tokens, audio, cache=cache, only=both)
         no_speech = logits[:, 0].float().softmax(-1)[:, self.tokenizer.no_speech]
-        return logits[:, 1], no_speech.tolist(), cache
-
-    def _step(self, tokens: Tensor, cache: WhisperCache) -> Tensor:
-        return self.model.decode(tokens, cache=cache)[:, -1]
+        return self.model.begin(logits[:, 1], audio, cache, blank=self.tokenizer.end), no_speech.tolist(), cache
 
     def _decoded(self, one: Generated, no_speech: float, temperature: float, audio: Tensor) -> Decoded:
         text = self.tokenizer.decode(one.tokens).strip()

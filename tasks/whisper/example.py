@@ -12,7 +12,7 @@ def example(config: WhisperConfig, batch_size: int) -> Example:
     Both have their full length: what is not there is padded behind, as it was in the training of published models.
     """
     inputs = {
-        "mel": torch.randn(batch_size, config.num_mels, 2 * config.audio_context),
+        "mel": torch.randn(batch_size, config.num_mels, config.frames),
         "tokens": torch.randint(config.vocab_size, (batch_size, config.text_context)),
     }
     return Example(inputs, ("logits",))

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, ctc_loss
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from multimodal.generate import generate
-from multimodal.models.whisper import Whisper, WhisperCache, WhisperConfig
+from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.pretrained import Checkpoint, load_weights
 from tasks.base import Batch, TaskModule, masked_mean
 from tasks.whisper.data import IGNORED, SpeechData
@@ -31,7 +31,6 @@ class WhisperModule(TaskModule):
         self,
         *,
         label_smoothing: float = 0.0,
-        ctc_weight: float = 0.0,
         normalize: Normalization = "none",
         **model: Any,
     ) -> Whisper:
@@ -39,34 +38,23 @@ class WhisperModule(TaskModule):
 
         Args:
             label_smoothing: Share of each target that is spread over all tokens.
-            ctc_weight: Share of the loss that asks the encoder alone for the text, by connectionist temporal
-                classification, from which attention learns sooner where to look ("Joint CTC-Attention based End-to-End
-                Speech Recognition using Multi-task Learning", Kim et al. 2017); texts are decoded without it.
             normalize: What is done to texts before errors are counted: none; basic, for any language; english, as the
                 figures of the paper are counted.
         """
-        for name, value in (("label_smoothing", label_smoothing), ("ctc_weight", ctc_weight)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} is {value}, expected a share in [0, 1)")
-        whisper = Whisper(WhisperConfig(**model))
-        widths = whisper.config.encoder.embed_dim, whisper.config.decoder.embed_dim
-        if ctc_weight and widths[0] != widths[1]:
-            raise ValueError(
-                f"ctc_weight is {ctc_weight}, but encoder and decoder are {widths} wide: expected one width"
-            )
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing is {label_smoothing}, expected a share in [0, 1)")
         self.label_smoothing = label_smoothing
-        self.ctc_weight = ctc_weight
         self.normalize: Normalization = normalize
-        return whisper
+        return Whisper(WhisperConfig(**model))
 
     def loss(self, batch: Batch) -> Tensor:
         inputs = self._mel(batch), batch["tokens"], self._audio_mask(batch)
-        counted = batch["labels"] != IGNORED
-        if not self.ctc_weight:
+        counted, share = batch["labels"] != IGNORED, self.model.config.ctc_weight
+        if not share:
             return masked_mean(self._losses(self.model(*inputs), batch), counted)
         found = self.model(*inputs, need_heard=True)
         loss = masked_mean(self._losses(found.logits, batch), counted)
-        return (1 - self.ctc_weight) * loss + self.ctc_weight * self._ctc(found.heard, batch)
+        return (1 - share) * loss + share * self._ctc(found.heard, batch)
 
     def _losses(self, logits: Tensor, batch: Batch, *, smoothed: bool = True) -> Tensor:
         """Of each token, [B, N]."""
@@ -80,7 +68,11 @@ class WhisperModule(TaskModule):
         )
 
     def _ctc(self, heard: Tensor, batch: Batch) -> Tensor:
-        """CTC's loss over the number of tokens of a text, the mean over texts; the token that ends one is the blank."""
+        """CTC's loss over the number of tokens of a text, the mean over texts; the token that ends one is the blank.
+
+        Attention learns from it sooner where to look ("Joint CTC-Attention based End-to-End Speech Recognition using
+        Multi-task Learning", Kim et al. 2017).
+        """
         labels = batch["labels"]
         end = int(labels[0][labels[0] != IGNORED][-1])
         is_text = (labels != IGNORED) & (labels != end)
@@ -104,7 +96,7 @@ class WhisperModule(TaskModule):
         """Which audio tokens are sound, bool [B, A]; None where the model is to look at all of them."""
         if not self.model.config.mask_padding:
             return None
-        tokens = torch.arange(batch["mel"].shape[2] // 2, device=self.device)
+        tokens = torch.arange(batch["mel"].shape[2] // self.model.config.stem_stride, device=self.device)
         return tokens < batch["audio_length"][:, None]
 
     def metrics_of(self) -> dict[str, Metric]:
@@ -126,14 +118,12 @@ class WhisperModule(TaskModule):
         cache = self.model.make_cache()
         tokens = torch.tensor([prompt], device=self.device).expand(len(audio), -1)
         logits = self.model.decode(tokens, audio, audio_mask=mask, cache=cache, only=slice(-1, None))[:, -1]
+        logits = self.model.begin(logits, audio, cache, blank=tokenizer.end)
         rule = Suppress(range(tokenizer.end + 1, config.vocab_size))
         # Nothing is said in more tokens than there are of sound.
         limits = batch["audio_length"].clamp(max=max(room, 1))
-        found = generate(self._step, cache, logits, end=tokenizer.end, limits=limits, rules=[rule])
+        found = generate(self.model.step, cache, logits, end=tokenizer.end, limits=limits, rules=[rule])
         return [tokenizer.decode(one.tokens).strip() for one in found]
-
-    def _step(self, tokens: Tensor, cache: WhisperCache) -> Tensor:
-        return self.model.decode(tokens, cache=cache)[:, -1]
 
     def load_pretrained(self, checkpoint: Checkpoint, where: str, labels: list[str] | None = None) -> None:
         """Load the weights; of a longer window the first positions."""

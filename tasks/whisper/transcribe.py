@@ -13,6 +13,7 @@ from multimodal import pretrained
 from multimodal.data.audio import SAMPLE_RATE, LogMel, list_audio, open_sound
 from multimodal.data.speech_text import SpeechTokenizer
 from multimodal.pretrained.files import write_whole
+from multimodal.quantize import HOLDS_FOR, quantize
 from tasks.errors import UsageError
 from tasks.predict import device_of, positive
 from tasks.whisper.decode import TEMPERATURES, Decoder, DecodingOptions
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-previous-text", action="store_true", help="decode each window for itself")
     parser.add_argument("--vad", action="store_true", help="skip what is no speech, by silero-vad")
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="recordings at a time (default: 8)")
+    parser.add_argument("--int8", action="store_true", help=f"faster, less exact products; for {HOLDS_FOR}")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps, …; auto is an accelerator where there is one")
 
 
@@ -107,6 +109,11 @@ def _transcriber(args: argparse.Namespace) -> Transcriber:
             raise ValueError(f"hears {mel.sample_rate} samples a second, expected {SAMPLE_RATE} for --vad")
     except ValueError as error:
         raise ValueError(f"--checkpoint {args.checkpoint}: {error}") from error
+    if args.int8:
+        try:
+            quantize(decoder.model)
+        except ValueError as error:
+            raise UsageError(f"--{error}") from error
     windows = WindowOptions(
         use_previous=not args.no_previous_text, initial_prompt=args.initial_prompt, words=args.word_timestamps
     )

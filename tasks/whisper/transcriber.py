@@ -120,7 +120,7 @@ class Transcriber:
 
     def _detect(self, reader: MelReader) -> str:
         """The language of the first window in which there is speech, or else that of the first with any sound."""
-        size = 2 * self.decoder.model.config.audio_context
+        size = self.decoder.model.config.frames
         threshold = self.decoder.options.no_speech_threshold
         first = None
         for start in range(0, reader.num_frames, size):

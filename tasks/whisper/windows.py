@@ -13,8 +13,6 @@ from tasks.whisper.decode import TOKEN_SECONDS, Decoded, Decoder
 from tasks.whisper.segments import Segment, Transcript
 from tasks.whisper.words import add_words, align
 
-STRIDE = 2
-"""Frames of an audio token, and so of a timestamp."""
 _HOT = 0.5
 """A text that was drawn at a higher temperature is not shown to the next window."""
 
@@ -65,7 +63,8 @@ class Windows:
         self.reader = reader
         self.language = language
         self.options = options
-        self.size = STRIDE * decoder.model.config.audio_context
+        self.stride = decoder.model.config.stem_stride
+        self.size = decoder.model.config.frames
         self.padded = not decoder.model.config.mask_padding
         self.segments: list[Segment] = []
         self._clips = [(0, reader.num_frames)] if clips is None else list(clips)
@@ -91,7 +90,7 @@ class Windows:
             elif self.reader.is_silent(self._seek, self._count):
                 self._seek += self._count
             else:
-                size = self.size if self.padded else -(-self._count // STRIDE) * STRIDE
+                size = self.size if self.padded else -(-self._count // self.stride) * self.stride
                 mel = self.reader.window(self._seek, self._count, size=size)
                 return Window(mel, self._tokens[self._shown_from :], self._seek)
         return None
@@ -146,7 +145,7 @@ class Windows:
             segments.append(
                 self._segment(found, tokens[start:end], offset + begin * TOKEN_SECONDS, offset + until * TOKEN_SECONDS)
             )
-        return segments, self._count if ends_once else (times[cuts[-1] - 1] or 0) * STRIDE, ends_once
+        return segments, self._count if ends_once else (times[cuts[-1] - 1] or 0) * self.stride, ends_once
 
     def _segment(self, found: Decoded, tokens: list[int], start: float, end: float) -> Segment:
         return Segment(
@@ -171,8 +170,8 @@ class Windows:
             [token for text in texts for token in text],
             prompt=tokenizer.prompt(self.language, task=task, timestamps=False),
             language=self.language,
-            length=self._count // STRIDE,
-            token_seconds=STRIDE / self.reader.mel.frames_per_second,
+            length=self._count // self.stride,
+            token_seconds=self.stride / self.reader.mel.frames_per_second,
         )
         offset = begin / self.reader.mel.frames_per_second
         add_words(segments, words, [len(text) for text in texts], offset=offset, last_speech=self._last_speech)

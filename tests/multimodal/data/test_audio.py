@@ -116,12 +116,27 @@ def test_silence_is_told_from_sound() -> None:
 
 def test_settings_travel_as_plain_data() -> None:
     mel = LogMel(num_mels=128)
-    assert mel.to_dict() == {"num_mels": 128, "sample_rate": 16000, "fft_size": 400, "hop_length": 160}
+    plain = {"num_mels": 128, "sample_rate": 16000, "fft_size": 400, "hop_length": 160}
+    assert mel.to_dict() == plain | {"mean": 0.0, "std": 1.0}
+    assert LogMel.from_dict(plain) == mel
     assert LogMel.from_dict(mel.to_dict()) == mel
-    with pytest.raises(ValueError, match=r"^preprocess record has size: expected fft_size, hop_length, num_mels, "):
+    with pytest.raises(
+        ValueError, match=r"^preprocess record has size: expected fft_size, hop_length, mean, num_mels, "
+    ):
         LogMel.from_dict({"size": 3})
     with pytest.raises(ValueError, match=r"^hop_length is 0, expected a whole number of at least 1$"):
         LogMel(hop_length=0)
+    with pytest.raises(ValueError, match=r"^mean and std are 0.0 and 0, expected finite numbers, std above 0$"):
+        LogMel(std=0)
+    with pytest.raises(ValueError, match=r"^mean and std are '1' and 1.0, expected"):
+        LogMel.from_dict({"mean": "1"})
+
+
+def test_mean_and_std_change_the_scale_alone() -> None:
+    samples, scaled = torch.rand(RATE), LogMel(mean=0.15, std=0.2)
+    expected = (LogMel()(samples) - 0.15) / 0.2
+    assert_close(scaled(samples), expected)
+    assert_close(scaled.read(Sound.of(samples, RATE)).window(0, 60, size=60), expected[:, :60])
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

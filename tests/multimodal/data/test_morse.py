@@ -44,15 +44,19 @@ def test_messages_are_within_their_limits() -> None:
     assert {character for one in messages for character in one.text} == {" ", *CODE}
 
 
-def test_practice_is_mostly_short() -> None:
-    lengths = np.array([len(draw_message(0, index, _above, practice=True).text) for index in range(2000)])
+def test_practice_is_mostly_short_and_in_noise() -> None:
+    messages = [draw_message(0, index, _above, practice=True) for index in range(2000)]
+    lengths = np.array([len(message.text) for message in messages])
     assert (lengths.min(), lengths.max()) == (1, CHARACTERS[1])
-    assert np.mean(lengths == 1) == pytest.approx(0.25, abs=0.03)
-    assert np.mean(lengths == 2) == pytest.approx(0.25, abs=0.03)
-    shares = [np.mean((low <= lengths) & (lengths < 2 * low)) for low in (3, 6, 12)]
-    assert shares == pytest.approx([0.5 * np.log(2) / np.log(41 / 3)] * 3, abs=0.03)
-    singles = {draw_message(0, index, _above, practice=True).text for index in range(2000)} & set(CODE)
+    assert [np.mean(lengths == n) for n in range(1, 9)] == pytest.approx(
+        [0.9 / 8] * 4 + [0.9 / 8 + 0.1 / 36] * 4, abs=0.03
+    )
+    singles = {message.text for message in messages} & set(CODE)
     assert singles == set(CODE), "single characters are of any kind"
+    snrs = np.array([message.snr for message in messages])
+    assert SNRS[0] <= snrs.min()
+    assert snrs.max() <= SNRS[1]
+    assert np.median(snrs) == pytest.approx(SNRS[0] + (SNRS[1] - SNRS[0]) / 4, abs=0.5)
 
 
 def test_words_are_of_the_kind_that_is_asked_for() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from multimodal.blocks import StackConfig
+from multimodal.ctc import CTCPrefix
 from multimodal.models.whisper import Whisper, WhisperConfig
 from tests.parity.keys import assert_close, randomize
 
@@ -25,6 +26,12 @@ def build(**options: Any) -> Whisper:
     [
         ({"num_mels": 0}, "num_mels is 0, expected at least 1"),
         ({"text_context": 0}, "text_context is 0, expected at least 1"),
+        ({"stem_stride": 0}, "stem_stride is 0, expected at least 1"),
+        ({"ctc_weight": 1.0}, "ctc_weight is 1.0, expected a share in [0, 1)"),
+        (
+            {"ctc_weight": 0.3, "encoder": StackConfig(embed_dim=8, num_heads=2)},
+            "ctc_weight is 0.3, but encoder and decoder are (8, 16) wide: expected one width",
+        ),
         ({"stem_kernels": (3, 4)}, "stem_kernels is (3, 4), expected odd numbers"),
         ({"encoder": StackConfig(embed_dim=15, num_heads=3)}, "encoder.embed_dim is 15, expected an even number"),
         (
@@ -115,13 +122,13 @@ def test_cross_weights_of_the_chosen_heads() -> None:
     assert_close(weights.sum(-1), torch.ones(2, 2, 6))
 
 
-@pytest.mark.parametrize("kernels", [(3, 3), (5, 9)])
+@pytest.mark.parametrize(("kernels", "stride"), [((3, 3), 2), ((5, 9), 2), ((5, 9), 3)])
 @torch.no_grad()
-def test_sounds_of_several_lengths_are_as_each_alone(kernels: tuple[int, int]) -> None:
-    model, lengths = build(mask_padding=True, stem_kernels=kernels), (7, 12, 1)
-    mel, tokens = torch.randn(3, 8, 24), torch.randint(30, (3, 4))
+def test_sounds_of_several_lengths_are_as_each_alone(kernels: tuple[int, int], stride: int) -> None:
+    model, lengths = build(mask_padding=True, stem_kernels=kernels, stem_stride=stride), (7, 12, 1)
+    mel, tokens = torch.randn(3, 8, 12 * stride), torch.randint(30, (3, 4))
     mask = torch.arange(12) < torch.tensor(lengths)[:, None]
-    mel = mel * mask.repeat_interleave(2, dim=1)[:, None]
+    mel = mel * mask.repeat_interleave(stride, dim=1)[:, None]
     both = model(mel, tokens, mask)
     cache = model.make_cache()
     audio = model.encode(mel, mask)
@@ -131,7 +138,7 @@ def test_sounds_of_several_lengths_are_as_each_alone(kernels: tuple[int, int]) -
     assert_close(first, both[:, :2])
     assert_close(second, both[[2, 0], 2:])
     for row, length in enumerate(lengths):
-        alone = model(mel[row : row + 1, :, : 2 * length], tokens[row : row + 1])
+        alone = model(mel[row : row + 1, :, : stride * length], tokens[row : row + 1])
         assert_close(both[row : row + 1], alone)
 
 
@@ -141,3 +148,28 @@ def test_what_each_audio_token_says_by_itself() -> None:
     found = model(mel, tokens, need_heard=True)
     assert_close(found.logits, model(mel, tokens))
     assert_close(found.heard, model.encode(mel) @ model.embed.weight.T)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4])
+@torch.no_grad()
+def test_the_encoder_has_its_share_in_what_follows(weight: float) -> None:
+    model = build(ctc_weight=weight, mask_padding=True)
+    mel, tokens = torch.randn(3, 8, 24), torch.tensor([[9, 3, 5], [9, 4, 4], [9, 7, 1]])
+    mask = torch.arange(12) < torch.tensor([12, 12, 8])[:, None]
+    audio, cache = model.encode(mel, mask), model.make_cache()
+    logits = model.decode(tokens[:, :1], audio, audio_mask=mask, cache=cache)[:, -1]
+    scores = [model.begin(logits, audio, cache, blank=2)]
+    scores.append(model.step(tokens[:, 1:2], cache))
+    kept = torch.tensor([2, 1])
+    cache.reorder(kept)
+    scores.append(model.step(tokens[kept, 2:], cache))
+    for count, found, rows in ((0, scores[0], range(3)), (1, scores[1], range(3)), (2, scores[2], kept.tolist())):
+        for row, score in zip(rows, found, strict=True):
+            length = int(mask[row].sum())
+            alone = audio[row : row + 1, :length]
+            expected = model.decode(tokens[row : row + 1, : count + 1], alone)[:, -1].log_softmax(-1)
+            heard = CTCPrefix(model.hear(alone), 2)
+            for token in tokens[row, 1 : count + 1]:
+                heard.append(token[None])
+            joint = (1 - weight) * expected + weight * heard.scores()
+            assert_close(score.log_softmax(-1)[None], joint.log_softmax(-1))

@@ -1,6 +1,7 @@
 """`multimodal transcribe`, on a tiny random model."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import soundfile
 import torch
 
 from multimodal.pretrained import Checkpoint, save
+from multimodal.quantize import HOLDS_FOR, Int8Head, quantize
 from tasks.cli import Parser
 from tasks.errors import UsageError
 from tasks.whisper import transcribe
@@ -168,3 +170,17 @@ def test_a_model_that_cannot(run: Run, model: Path, recordings: list[Path], tmp_
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ValueError, match=r"nothing: no recording in this folder$"):
         run(tmp_path / "nothing", "--checkpoint", model)
+
+
+def test_int8(run: Run, model: Path, recordings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.__version__.startswith("2.14.") and torch.cpu.get_capabilities().get("avx512_vnni"):
+        made = []
+        monkeypatch.setattr(transcribe, "quantize", lambda model: (quantize(model), made.append(model)))
+        code, out, err = run(*recordings, "--checkpoint", model, "--int8", "--device", "cpu", "--temperature", "0")
+        assert (code, "error" in err) == (0, False)
+        assert out.startswith(f"{recordings[0]}\n")
+        assert isinstance(made[0].step_head, Int8Head)
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "__version__", "2.9.0")
+    with pytest.raises(UsageError, match=f"^--int8: torch 2.9.0, expected {re.escape(HOLDS_FOR)}$"):
+        run(*recordings, "--checkpoint", model, "--int8", "--device", "cpu")
