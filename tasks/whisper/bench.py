@@ -55,7 +55,7 @@ class _Works:
     ) -> None:
         self.model, self.config, self.mel = model, config, mel
         self.prompt, self.end, self.tokens = prompt, end, tokens
-        self.frames = 2 * config.audio_context
+        self.frames = config.frames
         self.seconds = self.frames / mel.frames_per_second
 
     def all(self, options: dict[str, Any]) -> list[Workload]:

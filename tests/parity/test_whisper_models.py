@@ -44,7 +44,8 @@ def test_openais_from_memory_and_from_its_file(dims: dict[str, int], tmp_path: P
         loaded = load(source, task="whisper")
         assert_same(loaded.model, module, num_mels=dims.get("n_mels", 8))
         assert loaded.preprocess == {
-            "num_mels": dims.get("n_mels", 8), "sample_rate": 16000, "fft_size": 400, "hop_length": 160
+            "num_mels": dims.get("n_mels", 8), "sample_rate": 16000, "fft_size": 400, "hop_length": 160,
+            "mean": 0.0, "std": 1.0,
         }  # fmt: skip
     to_openai(read(module), tmp_path / "b.pt")
     before, after = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "b.pt"))
