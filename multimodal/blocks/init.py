@@ -1,10 +1,10 @@
-"""How five families initialise a stack, biases included; norms keep ones and zeros.
+"""How six families initialise a stack, biases included; norms keep ones and zeros.
 
 D embed_dim, L depth
 """
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import nn
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from multimodal.attention import Attention
     from multimodal.blocks.block import Block
 
-InitScheme = Literal["vit", "clip", "detr", "whisper", "gpt2"]
+InitScheme = Literal["vit", "clip", "clip_vision", "detr", "whisper", "gpt2"]
 
 
 def _attentions(block: "Block") -> "list[Attention]":
@@ -36,7 +36,7 @@ def init_convolution(convolution: nn.Conv2d) -> None:
 
 
 def _init_clip(block: "Block", width: int, depth: int) -> None:
-    """OpenAI CLIP, `initialize_parameters`: stds from width and depth; the biases of the MLP are kept."""
+    """OpenAI CLIP's text tower, `initialize_parameters`: stds from width and depth; the biases of the MLP are kept."""
     branch_std = width**-0.5 * (2 * depth) ** -0.5
     for attention in _attentions(block):
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
@@ -46,17 +46,28 @@ def _init_clip(block: "Block", width: int, depth: int) -> None:
         nn.init.normal_(linear.weight, std=branch_std if linear is block.mlp.fc2 else (2 * width) ** -0.5)
 
 
-def _init_detr(block: "Block") -> None:
-    """DETR, `_reset_parameters`: Xavier uniform; q, k, v by the bound of the fused (3D, D) matrix; fc biases kept."""
+def _init_attention(attention: "Attention") -> None:
+    """`nn.MultiheadAttention`: q, k, v Xavier uniform by the bound of the fused (3D, D) matrix; zero biases."""
+    fan_in, fan_out = attention.q_proj.weight.shape[1], attention.q_proj.weight.shape[0]
+    bound = math.sqrt(6 / (fan_in + 3 * fan_out))
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        nn.init.uniform_(projection.weight, -bound, bound)
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
+        if projection.bias is not None:
+            nn.init.zeros_(projection.bias)
+
+
+def _init_clip_vision(block: "Block") -> None:
+    """OpenAI CLIP's image tower, which `initialize_parameters` leaves as torch's modules are."""
     for attention in _attentions(block):
-        fan_in, fan_out = attention.q_proj.weight.shape[1], attention.q_proj.weight.shape[0]
-        bound = math.sqrt(6 / (fan_in + 3 * fan_out))
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-            nn.init.uniform_(projection.weight, -bound, bound)
+        _init_attention(attention)
+
+
+def _init_detr(block: "Block") -> None:
+    """DETR, `_reset_parameters`: Xavier uniform; fc biases kept."""
+    for attention in _attentions(block):
+        _init_attention(attention)
         nn.init.xavier_uniform_(attention.out_proj.weight)
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
     for linear in _mlp_linears(block):
         nn.init.xavier_uniform_(linear.weight)
 
@@ -75,7 +86,8 @@ def init_block(block: "Block", scheme: InitScheme, *, width: int, depth: int) ->
 
     - `vit`, `whisper`: normal, std 0.02 (timm's ViT; HF Whisper).
     - `gpt2`: the same, with 0.02 / √(2L) where a residual branch ends (GPT-2, Decision Transformer).
-    - `clip`: stds from width and depth (OpenAI CLIP).
+    - `clip`: stds from width and depth (OpenAI CLIP's text tower).
+    - `clip_vision`: torch's own (its image tower).
     - `detr`: Xavier uniform (DETR).
     """
     match scheme:
@@ -85,7 +97,9 @@ def init_block(block: "Block", scheme: InitScheme, *, width: int, depth: int) ->
             _init_normal(block, 0.02 / math.sqrt(2 * depth))
         case "clip":
             _init_clip(block, width, depth)
+        case "clip_vision":
+            _init_clip_vision(block)
         case "detr":
             _init_detr(block)
         case _:
-            raise ValueError(f"init is {scheme!r}, expected vit, clip, detr, whisper or gpt2")
+            raise ValueError(f"init is {scheme!r}, expected one of {', '.join(get_args(InitScheme))}")

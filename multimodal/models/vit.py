@@ -133,7 +133,7 @@ class ViT(nn.Module):
         embed = ConvEmbed if config.conv_stem else PatchEmbed
         self.patch_embed = embed(config.patch_hw, config.in_channels, dim, bias=config.patch_bias)
         self.patch_norm = build_norm(config.norm, dim, config.norm_eps) if config.patch_norm else nn.Identity()
-        clip_std = dim**-0.5 if config.init == "clip" else None
+        clip_std = dim**-0.5 if config.init in ("clip", "clip_vision") else None
         self.prefix: nn.Parameter | None = None
         if config.num_prefix:
             self.prefix = nn.Parameter(torch.empty(config.num_prefix, dim).normal_(std=clip_std or 1e-6))

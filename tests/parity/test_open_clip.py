@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from open_clip.transformer import QuickGELU, TextTransformer, Transformer
+from open_clip.transformer import QuickGELU, TextTransformer, Transformer, VisionTransformer
 from torch import nn
 
 from multimodal.blocks import Stack, StackConfig
@@ -49,6 +49,8 @@ def test_transformer(causal: bool, activation: str, act_layer: type[nn.Module], 
 
 
 def test_initialisation() -> None:
-    theirs = TextTransformer(width=128, heads=4, layers=2, vocab_size=8, context_length=4)
-    ours = Stack(StackConfig(embed_dim=128, depth=2, num_heads=4, final_norm=False, init="clip"))
-    assert_same_initialisation(ours, to_blocks(theirs.transformer.state_dict(), "resblocks", TABLE))
+    text = TextTransformer(width=128, heads=4, layers=2, vocab_size=8, context_length=4)
+    image = VisionTransformer(32, 16, width=128, layers=2, heads=4, mlp_ratio=4)
+    for theirs, init in ((text, "clip"), (image, "clip_vision")):
+        ours = Stack(StackConfig(embed_dim=128, depth=2, num_heads=4, final_norm=False, init=init))
+        assert_same_initialisation(ours, to_blocks(theirs.transformer.state_dict(), "resblocks", TABLE))

@@ -210,7 +210,7 @@ def test_refused_configurations(fields: dict[str, Any], message: str) -> None:
 def test_refused_when_built() -> None:
     with pytest.raises(ValueError, match="even head_dim, found 5"):
         stack(head_dim=5, rope="half")
-    with pytest.raises(ValueError, match="init is 'bert', expected vit, clip"):
+    with pytest.raises(ValueError, match="init is 'bert', expected one of vit, clip"):
         stack(init="bert")
 
 
