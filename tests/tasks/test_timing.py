@@ -78,9 +78,15 @@ def test_what_is_fast_is_called_more_often_and_what_is_slow_less() -> None:
 
 
 def test_a_trial_warms_up() -> None:
-    assert trial(scripted([], "a", [1.0, 5.0, 4.0])) == 4.0
     assert trial(scripted([], "a", [2500.0, 5.0, 4.0])) == 5.0
     assert trial(scripted([], "a", [20_000.0, 5.0])) == 20_000.0
+    assert trial(scripted([], "a", [1.0, 300.0, 290.0, 1.0])) == 290.0
+
+
+def test_a_trial_calls_what_is_fast_as_often_as_a_round_does() -> None:
+    log: list[str] = []
+    assert trial(scripted(log, "a", [1.0, 5.0, 9.0, 9.0, 4.0, 5.0])) == 4.0
+    assert len(log) == 1 + 20
 
 
 def test_percentiles_and_doubt() -> None:
