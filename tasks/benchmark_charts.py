@@ -5,6 +5,7 @@ from io import BytesIO
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from tasks.benchmark_json import OURS, Entry, Report, Row
 from tasks.benchmark_report import PRECISION, by_task, number, work_of
@@ -45,7 +46,7 @@ def _panels(counts: dict[str, int], title: str) -> tuple[Figure, dict[str, Axes]
 
 
 def _speed(report: Report) -> Figure | None:
-    """Ours alone: what is done in a second, precisions side by side."""
+    """Ours alone: what is done in a second, precisions one below the other."""
     tasks: dict[str, dict[str, dict[str, float]]] = {}
     units = {}
     for row, entry in _measured(report.rows):
@@ -56,56 +57,64 @@ def _speed(report: Report) -> Figure | None:
     if not tasks:
         return None
     precisions = list(report.machine.matmul)
+    height = 0.85 / len(precisions)
     counts = {task: len(works) * len(precisions) for task, works in tasks.items()}
     figure, panels = _panels(counts, "Throughput of this suite")
     for task, works in tasks.items():
         axis = panels[task]
         for index, precision in enumerate(precisions):
-            places = {place + index / len(precisions) * 0.85: work for place, work in enumerate(works)}
+            places = {place + (index - (len(precisions) - 1) / 2) * height: work for place, work in enumerate(works)}
             bars = {at: works[work][precision] for at, work in places.items() if precision in works[work]}
             label = PRECISION.get(precision, precision)
-            axis.barh(list(bars), list(bars.values()), 0.85 / len(precisions), color=_COLORS[index], label=label)
+            axis.barh(list(bars), list(bars.values()), height, color=_COLORS[index], label=label)
             for at, value in bars.items():
-                axis.annotate(f" {number(value)} {units[places[at]]}/s", (value, at), va="center", fontsize=8)
-        axis.set_yticks([place + 0.2 for place in range(len(works))], list(works))
-        _finish(axis, task)
+                _told(axis, at, f"{number(value)} {units[places[at]]}/s")
+        _finish(axis, task, list(works))
         values = [value for work in works.values() for value in work.values()]
-        axis.set_xlim(min(values) / 3, max(values) * 12)
-        axis.legend(loc="lower right", fontsize=8)
+        axis.set_xlim(min(values) / 3, max(values) * 1.2)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper right", ncols=len(precisions), fontsize=8)
     return figure
 
 
-def _finish(axis: Axes, title: str) -> None:
+def _finish(axis: Axes, title: str, lines: Sequence[str]) -> None:
     axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axis.set_xscale("log")
-    axis.invert_yaxis()
+    axis.set_yticks(range(len(lines)), lines)
+    axis.set_ylim(len(lines) - 0.4, -0.6)
     axis.tick_params(labelsize=8)
     axis.grid(axis="x", alpha=0.3)
 
 
+def _told(axis: Axes, place: float, text: str) -> None:
+    """Beside the panel, where nothing else is."""
+    axis.text(1.01, place, text, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
+
+
 def _ratio(report: Report) -> Figure | None:
-    """Peers' times over ours, with the range of the rounds."""
-    tasks: dict[str, list[tuple[Row, Entry]]] = {}
+    """The times of peers over ours: of the fastest a bar with the range of the rounds, of the others a dot."""
+    tasks: dict[str, dict[str, list[Entry]]] = {}
     for row, entry in _measured(report.rows):
         if entry.ratio is not None:
-            tasks.setdefault(row.task, []).append((row, entry))
+            tasks.setdefault(row.task, {}).setdefault(work_of(row), []).append(entry)
     if not tasks:
         return None
-    title = "Time of published implementations over ours: beyond 1 this suite is faster"
-    figure, panels = _panels({task: len(bars) for task, bars in tasks.items()}, title)
-    for task, bars in tasks.items():
+    title = "Time of the fastest published implementation over ours: beyond 1 this suite is faster (dots: the others)"
+    figure, panels = _panels({task: len(works) for task, works in tasks.items()}, title)
+    for task, works in tasks.items():
         axis = panels[task]
-        for place, (_, entry) in enumerate(bars):
-            ratio, low, high = (float(x or 1.0) for x in (entry.ratio, entry.ratio_low, entry.ratio_high))
+        for place, entries in enumerate(works.values()):
+            strongest, *others = sorted(entries, key=lambda entry: entry.ratio or 0.0)
+            ratio, low, high = (float(x or 1.0) for x in (strongest.ratio, strongest.ratio_low, strongest.ratio_high))
             axis.barh(place, ratio - 1, left=1, color=_OURS if ratio >= 1 else _THEIRS)
             axis.plot([low, high], [place, place], color="black", linewidth=1)
-            axis.annotate(f" {ratio:.2f}", (max(ratio, high), place), va="center", fontsize=8)
-        axis.set_yticks(range(len(bars)), [f"{work_of(row)} — {entry.name}" for row, entry in bars])
+            dots = [float(entry.ratio or 1.0) for entry in others]
+            axis.plot(dots, [place] * len(dots), "o", color="grey", markersize=3)
+            _told(axis, place, f"{ratio:.2f} {strongest.name}")
         axis.axvline(1, color="black", linewidth=0.8)
-        _finish(axis, task)
+        _finish(axis, task, list(works))
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter("{x:g}")
-        axis.margins(x=0.15)
+        axis.xaxis.set_minor_formatter(NullFormatter())
     return figure
 
 

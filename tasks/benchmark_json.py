@@ -43,9 +43,10 @@ class Entry:
     """Seconds for a second of audio."""
     flops_per_second: float | None = None
     weight_bytes: float | None = None
-    """Least traffic of a call: each weight once; in decoding and acting once for each step. In training ten times 4
-    bytes: both passes read it, its gradient is written, AdamW reads weight, gradient and two moments and writes all but
-    the gradient. Activations are left out."""
+    """Least traffic of a call of ours: each weight that it needs once; in decoding and acting those of a step once for
+    each step, without tables of which it reads a row. In training ten times 4 bytes of all: both passes read it, its
+    gradient is written, AdamW reads weight, gradient and two moments and writes all but the gradient. Activations are
+    left out. Peers have the same size, and are said to move as much."""
     matmul_fraction: float | None = None
     """Of the machine's matmul peak in this precision."""
     bandwidth_fraction: float | None = None

@@ -111,24 +111,30 @@ def _measure(job: Job, threads: int, sender: Connection) -> None:
             subject = peer.forms[str(job.form)](data)
             forget_exports()  # this process ends without tidying up
         runner = Runner(subject, work, job.setting)
-        _forget_peak(job.setting.device)  # peers are built by way of a model of ours
+        held = _forget_peak(job.setting.device)  # peers are built by way of a model of ours
         runner()
-        sender.send(_peak(job.setting.device))
+        sender.send(_peak(job.setting.device, held))
     except Exception as error:  # whatever it is, it is the other process's to tell
         sender.send(f"{type(error).__name__}: {one_line(error)}")
 
 
-def _forget_peak(device: torch.device) -> None:
+def _forget_peak(device: torch.device) -> int:
+    """On CUDA the bytes that torch has allocated."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif _FORGET.exists():
+        return torch.cuda.memory_allocated(device)
+    if _FORGET.exists():
         _FORGET.write_text("5")
+    return 0
 
 
-def _peak(device: torch.device) -> int:
+def _peak(device: torch.device, held: int) -> int:
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        if peak == held:  # as of faster-whisper, which allocates by itself
+            raise RuntimeError("torch allocates nothing for it")
+        return peak
     import resource  # there is none on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
-from torch import nn
 
 from tasks.benchmark_json import OURS, Entry, Row
 from tasks.benchmark_memory import Job, data_of, peak_memory, peers_of
@@ -139,8 +138,10 @@ class Bench:
         )
         entries = {name: self._timed(name, runners, times, jobs[name]) for name in runners}
         try:
+            model = runners[OURS].subject.model
+            moved = None if model is None else weight_bytes(work, model)  # peers of the same size move as much
             for name, runner in runners.items():
-                entries[name] = self._counted(entries[name], runner, precision)
+                entries[name] = self._counted(entries[name], runner, moved, precision)
             for name, one in jobs.items():
                 entries[name] = _weighed(entries[name], one)
         except KeyboardInterrupt:  # what took long is kept
@@ -242,21 +243,20 @@ class Bench:
             notes=tuple(notes),
         )
 
-    def _counted(self, entry: Entry, runner: Runner, precision: str) -> Entry:
+    def _counted(self, entry: Entry, runner: Runner, moved: float | None, precision: str) -> Entry:
         """With operations and bytes, and what they are of the machine's peaks."""
         model, work, seconds = runner.subject.model, runner.work, float(entry.median_ms or 0) / 1000
         if model is None:
             return entry
         notes = list(entry.notes)
         flops = _tried("operations", lambda: flops_of(runner), notes)
-        moved = _weight_bytes(work, model)
         return replace(
             entry,
             flops_per_sample=flops and flops / work.batch,
             flops_per_second=flops and flops / seconds,
             matmul_fraction=flops and flops / seconds / self.machine.matmul[precision],
             weight_bytes=moved,
-            bandwidth_fraction=None if work.bytes_read is None else moved / seconds / self.machine.bandwidth,
+            bandwidth_fraction=moved / seconds / self.machine.bandwidth if moved and work.steps > 1 else None,
             notes=tuple(notes),
         )
 
@@ -266,13 +266,6 @@ def _weighed(entry: Entry, job: Job) -> Entry:
     notes = list(entry.notes)
     memory = _tried("memory", lambda: peak_memory(job), notes)
     return replace(entry, peak_memory_bytes=memory, notes=tuple(notes))
-
-
-def _weight_bytes(work: Workload, model: nn.Module) -> float:
-    """See `Entry.weight_bytes`."""
-    if work.trains:
-        return 10.0 * weight_bytes(model)
-    return float(weight_bytes(model)) if work.bytes_read is None else work.bytes_read(model)
 
 
 def _tried(what: str, measure: Callable[[], int], notes: list[str]) -> int | None:

@@ -133,9 +133,17 @@ class Times:
 
 
 def trial(runner: Callable[[], list[float]]) -> float:
-    """Milliseconds of the faster of two calls, after one that warms up; of a long call one, of a slow one the first."""
+    """Milliseconds of the fastest of the calls of a round, at least two, after one that warms up.
+
+    Of a long call it is one call, of a slow one the first.
+    """
     first = sum(runner())
-    return first if first > SLOW else min(sum(runner()) for _ in range(1 if first > _LONG else 2))
+    if first > SLOW:
+        return first
+    lengths = [sum(runner())]
+    if first <= _LONG:
+        lengths += [sum(runner()) for _ in range(max(1, _calls(lengths[0]) - 1))]
+    return min(lengths)
 
 
 def interleave(
@@ -162,7 +170,7 @@ def interleave(
         lengths[name] = first if first > _LONG else sum(runner())
     slow = max(lengths.values()) > SLOW
     rounds = min(rounds, 3) if slow else rounds
-    counts = {name: 1 if slow else max(least_calls, min(20, round(_ROUND / ms))) for name, ms in lengths.items()}
+    counts = {name: 1 if slow else max(least_calls, _calls(ms)) for name, ms in lengths.items()}
     uncounted = {name: int(not slow and ms <= _LONG) for name, ms in lengths.items()}
     told(rounds * sum(ms * (counts[name] + uncounted[name]) for name, ms in lengths.items()) / 1000)
     times = {name: Times() for name in runners}
@@ -174,6 +182,11 @@ def interleave(
             times[name].calls += calls
             times[name].rounds.append(statistics.median(map(sum, calls)))
     return times
+
+
+def _calls(ms: float) -> int:
+    """How often what takes so long is called in a round, at most."""
+    return min(20, round(_ROUND / ms))
 
 
 def _turned(names: Sequence[str], index: int) -> list[str]:

@@ -9,7 +9,7 @@ The frame makes the data of a workload once, builds ours and the peers on it, an
 does what must be the same for all: the optimizer, autocast of training, `inference_mode` of everything else.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -95,9 +95,10 @@ class Workload:
     """How many of them a call does; None = `batch`."""
     audio_seconds: float | None = None
     """Of the recordings that a call takes from beginning to end, for the real-time factor."""
-    bytes_read: Callable[[nn.Module], float] | None = None
-    """Bytes of weights that a call of a model reads, where it goes step by step and reads them in each; None = once.
-    It is given the peers' models as well."""
+    reads: Callable[[Any], Iterable[nn.Module]] | None = None
+    """The parts of our model whose weights are read; None = all."""
+    steps: int = 1
+    """How often a call reads them: in step-by-step work once a step."""
     told: Callable[[float], str] | None = None
     """What else there is to say of whoever takes so many seconds a call."""
     only_float32: bool = False
@@ -118,9 +119,11 @@ def parameters_of(subject: Subject) -> int | None:
     return sum(parameter.numel() for parameter in subject.model.parameters())
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+def weight_bytes(work: Workload, model: nn.Module) -> float:
+    """Bytes of weights that a call of our model must move; see `Entry.weight_bytes`."""
+    parts = [model] if work.reads is None else work.reads(model)
+    once = sum(weight.numel() * weight.element_size() for part in parts for weight in part.parameters())
+    return float(once * (10 if work.trains else work.steps))
 
 
 def to_device(data: Data, device: torch.device) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from multimodal.data import CLIPTokenizer, ImagePreprocess
 from multimodal.data.scenes import draw_scene
@@ -56,6 +57,15 @@ def _clip(config: CLIPConfig, setting: Setting) -> CLIP:
     return clip
 
 
+def _image_tower(clip: CLIP) -> list[nn.Module]:
+    return [clip.vision, clip.vision_proj]
+
+
+def _text_tower(clip: CLIP) -> list[nn.Module]:
+    """Without its table of tokens."""
+    return [clip.text.encoder, clip.text_proj]
+
+
 def _works(model: str, config: CLIPConfig, options: dict[str, Any], *, classes: int, templates: int) -> list[Workload]:
     tokenizer = CLIPTokenizer(config.text.context_length)
 
@@ -96,10 +106,10 @@ def _works(model: str, config: CLIPConfig, options: dict[str, Any], *, classes: 
     return [
         work("train, captions", captions(PAIRS), ours=train, trains=True, unit="pairs"),
         work("train, longest texts", full, ours=train, trains=True, unit="pairs"),
-        work("encode image", captions(1), ours=image, unit="images"),
-        work("encode image", captions(PAIRS), ours=image, unit="images"),
-        work("encode text", captions(1), ours=text, unit="texts"),
-        work("encode text", captions(TEXTS), ours=text, unit="texts"),
+        work("encode image", captions(1), ours=image, unit="images", reads=_image_tower),
+        work("encode image", captions(PAIRS), ours=image, unit="images", reads=_image_tower),
+        work("encode text", captions(1), ours=text, unit="texts", reads=_text_tower),
+        work("encode text", captions(TEXTS), ours=text, unit="texts", reads=_text_tower),
         _zero_shot(model, config, tokenizer, classes, templates),
     ]
 
@@ -125,6 +135,7 @@ def _zero_shot(model: str, config: CLIPConfig, tokenizer: CLIPTokenizer, classes
         config=config,
         unit="texts",
         items=classes * count,
+        reads=_text_tower,
         told=lambda seconds: f"{MANY * seconds / classes:.3g} s for {MANY:,} classes, extrapolated from {classes}",
         compiles=False,
     )

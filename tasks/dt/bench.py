@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from multimodal.linear import lay_out_for_few_rows
 from multimodal.models.decision_transformer import DecisionTransformerConfig
 from tasks.dt.policy import Policy
 from tasks.dt.preprocess import TrajectoryPreprocess
-from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training, weight_bytes
+from tasks.workload import Data, Setting, Subject, Workload, default_recipe, model_for, training
 
 BATCH, ENVIRONMENTS = 64, 16
 ACTIONS = 60
@@ -61,7 +62,8 @@ def _works(model: str, config: DecisionTransformerConfig, options: dict[str, Any
             facts={"target": TARGET, "return_scale": SCALE},
             unit="actions",
             items=environments * actions,
-            bytes_read=lambda transformer: actions * weight_bytes(transformer),
+            reads=lambda transformer: [part for part in transformer.children() if not isinstance(part, nn.Embedding)],
+            steps=actions,
         )
 
     early = config.context_length

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from multimodal.data.audio import LogMel
 from multimodal.data.speech_text import SpeechTokenizer
@@ -22,7 +22,6 @@ from tasks.workload import (
     default_recipe,
     model_for,
     training,
-    weight_bytes,
 )
 
 MANY = 8
@@ -65,7 +64,9 @@ class _Works:
         length = min(TEXT, self.config.text_context)
         return [
             self._work("log-mel", 1, self._sound, self._spectrogram, only_float32=True, compiles=False),
-            self._work("encoder", 1, lambda: self._mel(1), self._encode),
+            self._work(
+                "encoder", 1, lambda: self._mel(1), self._encode, reads=lambda whisper: [whisper.stem, whisper.encoder]
+            ),
             self.decoding(1),
             self.decoding(MANY),
             Workload(
@@ -95,7 +96,8 @@ class _Works:
             "unit": "tokens",
             "items": batch * self.tokens,
             "facts": facts,
-            "bytes_read": self._bytes_read,
+            "reads": lambda whisper: [whisper.embed, whisper.decoder],  # the table is the output head as well
+            "steps": self.tokens,
             "compiles": False,
         }
         return self._work(f"decode {self.tokens} tokens", batch, lambda: self._mel(batch), self._decode, **more)
@@ -142,10 +144,3 @@ class _Works:
         whisper = model_for("whisper", self.config, setting)
         assert isinstance(whisper, Whisper)
         return whisper
-
-    def _bytes_read(self, model: nn.Module) -> float:
-        """All weights for each token, but the encoder's share once, which is ours of this size."""
-        with torch.device("meta"):
-            ours = Whisper(self.config)
-        encoder = (weight_bytes(ours.stem) + weight_bytes(ours.encoder)) / weight_bytes(ours)
-        return weight_bytes(model) * (encoder + self.tokens * (1 - encoder))

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tasks import benchmark, benchmark_json, benchmark_rows, registry
-from tasks.benchmark_json import OURS, Report
+from tasks import benchmark, benchmark_charts, benchmark_json, benchmark_memory, benchmark_rows, registry
+from tasks.benchmark_json import OURS, Entry, Report, Row
 from tasks.benchmark_memory import Job, data_of, peak_memory
 from tasks.machine import Machine
 from tasks.registry import Task
@@ -430,6 +432,61 @@ def test_the_memory_of_a_fresh_process() -> None:
         peak_memory(jobs[2])
     with pytest.raises(RuntimeError, match="the process that measures memory ended with code 3"):
         peak_memory(jobs[3])
+
+
+def test_the_memory_of_what_torch_does_not_allocate_on_cuda_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
+    held = benchmark_memory._forget_peak(device)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
+    assert benchmark_memory._peak(device, held) == 7
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
+    with pytest.raises(RuntimeError, match="torch allocates nothing for it"):
+        benchmark_memory._peak(device, held)
+
+
+def drawn() -> Report:
+    """Of two works with three peers, in figures that stretch a chart."""
+    rows = []
+    for work, ratios in (("train", (0.9, 0.31, 8.0)), ("inference", (1.2, 1.7, 1.5))):
+        peers = [
+            Entry(name=f"peer {ratio}", median_ms=ratio, ratio=ratio, ratio_low=0.9 * ratio, ratio_high=1.1 * ratio)
+            for ratio in ratios
+        ]
+        ours = Entry(name=OURS, median_ms=1.0, items_per_second=41_670.0 if work == "train" else 1.0)
+        given: dict[str, Any] = {"task": "fake", "size": "tiny", "model": "linear", "batch": 1, "items": 1.0}
+        given |= {"unit": "seconds of audio", "precision": "32", "compile": False, "attention": None}
+        rows.append(Row(**given, work=work, entries=(ours, *peers)))
+    given = {"created": "", "command": "", "complete": True, "rounds": 1, "machine": MACHINE, "packages": {}}
+    return Report(**given, skipped=(), rows=tuple(rows))
+
+
+def test_a_chart_of_ratios_has_a_bar_for_the_fastest_peer_of_each_work() -> None:
+    figure = benchmark_charts._ratio(drawn())
+    assert figure is not None
+    (axis,) = figure.axes
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx([0.31 - 1, 0.2])
+    assert [text.get_text() for text in axis.texts] == ["0.31 peer 0.31", "1.20 peer 1.2"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [
+        "linear, train, batch 1, fp32",
+        "linear, inference, batch 1, fp32",
+    ]
+
+
+@pytest.mark.parametrize("chart", [benchmark_charts._ratio, benchmark_charts._speed])
+def test_words_on_charts_are_within_the_picture_and_apart(chart: Any) -> None:
+    figure = chart(drawn())
+    figure.savefig(BytesIO())
+    (axis,) = figure.axes
+    ticks = [label.get_window_extent() for label in axis.get_xticklabels(which="both") if label.get_text()]
+    left, right = axis.get_window_extent().intervalx
+    shown = sorted((box for box in ticks if left <= (box.x0 + box.x1) / 2 <= right), key=lambda box: box.x0)
+    assert len(shown) > 1
+    assert all(one.x1 < other.x0 for one, other in pairwise(shown))
+    for text in axis.texts:
+        box = text.get_window_extent()
+        assert right < box.x0 < box.x1 <= figure.bbox.x1
 
 
 def test_two_files_are_compared(run: Run, tmp_path: Path, tasks: dict[str, Task]) -> None:

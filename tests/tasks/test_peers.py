@@ -204,6 +204,24 @@ def test_the_head_of_a_classifier_says_what_a_thousand_classes_take() -> None:
     assert head.told(8.0) == "400 s for 1,000 classes, extrapolated from 20"
 
 
+def test_the_head_of_a_classifier_takes_a_class_at_a_time_on_a_cpu() -> None:
+    task, head = next(one for name, one in WORKS.items() if "zero-shot" in name)
+    for device, count in (("cpu", 1), ("cuda", 10)):
+        for peer in peers_of(task, head, replace(CPU, device=torch.device(device))):
+            assert all(form.endswith(f"classes at a time: {count}") for form in peer.forms)
+    data = head.data()
+    for peer in peers_of(task, head):
+        seen: list[int] = []
+        subject = built(peer.forms["fused, classes at a time: 1"], data)
+        assert subject.model is not None
+        for module in subject.model.modules():
+            if isinstance(module, nn.Embedding) and module.num_embeddings == CLIP.text.vocab_size:
+                module.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(len(given[0])))
+        with torch.inference_mode():
+            subject.run()
+        assert seen == [len(data["templates"])] * len(data["labels"])
+
+
 def test_what_hugging_face_compiles_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[nn.Module] = []
     caches: list[str] = []
