@@ -85,7 +85,7 @@ def generate(
             chosen = torch.multinomial(probabilities, 1, generator=generator)
         else:
             chosen = logits.argmax(-1, keepdim=True)
-        log_probs = log_probs + logits.log_softmax(-1).gather(1, chosen)[:, 0]
+        log_probs = log_probs + logits.gather(1, chosen)[:, 0] - logits.logsumexp(-1)
         generated = torch.cat([generated, chosen], dim=1)
         ended = chosen[:, 0] == end
         over = ended | (limits[rows] <= generated.shape[1])

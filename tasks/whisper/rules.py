@@ -55,8 +55,8 @@ class Timestamps:
             is_time = generated >= begin
             after = is_time[:, -1]  # the last token is a timestamp
             pair = after & (is_time[:, -2] if count > 1 else True)
-            logits[:, begin:] = logits[:, begin:].masked_fill(pair[:, None], NEVER)
-            logits[:, : self.end] = logits[:, : self.end].masked_fill((after & ~pair)[:, None], NEVER)
+            _forbid(logits[:, begin:], pair)
+            _forbid(logits[:, : self.end], after & ~pair)
             # Not below the last one, nor again, but as the beginning that belongs to an end.
             last = generated.masked_fill(~is_time, begin - 1).amax(dim=1)
             least = torch.where(is_time.any(dim=1), last + (~(after & ~pair)).long(), begin)
@@ -66,10 +66,15 @@ class Timestamps:
             logits[:, :begin] = NEVER
             if self.latest is not None:
                 logits[:, begin + self.latest + 1 :] = NEVER
-        log_probs = logits.log_softmax(-1)
-        timed = log_probs[:, begin:].logsumexp(-1) > log_probs[:, :begin].amax(-1)
-        logits[:, :begin] = logits[:, :begin].masked_fill(timed[:, None], NEVER)
+        # Of logits as of probabilities: what they differ by is the same on both sides.
+        _forbid(logits[:, :begin], logits[:, begin:].logsumexp(-1) > logits[:, :begin].amax(-1))
         return logits
+
+
+def _forbid(logits: Tensor, rows: Tensor) -> None:
+    """None of these tokens [R, V'] follows in these rows, bool [R]; the others are not even read."""
+    for row in rows.nonzero()[:, 0].tolist():
+        logits[row] = NEVER
 
 
 def decoding_rules(
