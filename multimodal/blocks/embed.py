@@ -88,21 +88,22 @@ def _check_size(images: Tensor, patch_size: tuple[int, int]) -> None:
 
 
 class AudioStem(nn.Module):
-    """Two convolutions over the frames of a spectrogram, the second with a stride ("Robust Speech Recognition via
-    Large-Scale Weak Supervision", Radford et al. 2022, section 2.2).
+    """Two convolutions over the frames of a spectrogram ("Robust Speech Recognition via Large-Scale Weak Supervision",
+    Radford et al. 2022, section 2.2).
 
     Args:
         num_mels: channels of the spectrogram.
         embed_dim: width of a token.
         kernels: frames that each convolution sees, odd numbers; the published ones see 3.
-        stride: frames of a token.
+        stride: frames of a token; the second convolution has two of it, and the first what is left of an even one.
     """
 
     def __init__(self, num_mels: int, embed_dim: int, kernels: tuple[int, int] = (3, 3), stride: int = 2) -> None:
         super().__init__()
         first, second = kernels
-        self.conv1 = nn.Conv1d(num_mels, embed_dim, first, padding=first // 2)
-        self.conv2 = nn.Conv1d(embed_dim, embed_dim, second, stride=stride, padding=second // 2)
+        self.stride = 1 if stride % 2 else stride // 2
+        self.conv1 = nn.Conv1d(num_mels, embed_dim, first, stride=self.stride, padding=first // 2)
+        self.conv2 = nn.Conv1d(embed_dim, embed_dim, second, stride=stride // self.stride, padding=second // 2)
         for convolution in (self.conv1, self.conv2):
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
             assert convolution.bias is not None
@@ -115,7 +116,7 @@ class AudioStem(nn.Module):
         """
         x = F.gelu(self.conv1(mel))
         if valid is not None:
-            x = x * valid[:, None]
+            x = x * valid[:, None, :: self.stride]
         return F.gelu(self.conv2(x)).transpose(1, 2)
 
 

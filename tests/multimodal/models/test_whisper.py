@@ -122,7 +122,7 @@ def test_cross_weights_of_the_chosen_heads() -> None:
     assert_close(weights.sum(-1), torch.ones(2, 2, 6))
 
 
-@pytest.mark.parametrize(("kernels", "stride"), [((3, 3), 2), ((5, 9), 2), ((5, 9), 3)])
+@pytest.mark.parametrize(("kernels", "stride"), [((3, 3), 2), ((5, 9), 2), ((5, 9), 3), ((5, 9), 4)])
 @torch.no_grad()
 def test_sounds_of_several_lengths_are_as_each_alone(kernels: tuple[int, int], stride: int) -> None:
     model, lengths = build(mask_padding=True, stem_kernels=kernels, stem_stride=stride), (7, 12, 1)
