@@ -35,6 +35,8 @@ _BLOCK = 1 << 18
 """Samples that are decoded at a time."""
 _FRAMES = 1024
 """Frames that are transformed at a time on CPU, so that what is made on the way stays in its cache."""
+_LOUDEST = 1e12
+"""Samples from which on the mel power is more than float32 can express, with room to spare."""
 _SILENCE = -8.0
 """Logarithm of the mel power that 16 bits can hardly express."""
 
@@ -57,7 +59,7 @@ class Sound:
             kind = f"{samples.dtype} {list(samples.shape)}"
             raise ValueError(f"{name}: {kind}, expected floating-point samples [N] or [channels, N]")
         mono = samples.float() if samples.dim() == 1 else samples.float().mean(0)
-        return cls(name, lambda: _resampled(_checked([mono], name), rate, to))
+        return cls(name, lambda: _resampled(_checked([mono], name), rate, to, name))
 
 
 def open_sound(path: str | os.PathLike[str], rate: int = SAMPLE_RATE) -> Sound:
@@ -83,7 +85,7 @@ def open_sound(path: str | os.PathLike[str], rate: int = SAMPLE_RATE) -> Sound:
                 f"{name}: soundfile cannot read it ({found}), and FFmpeg, which reads more formats, is not installed"
             ) from error
         return Sound(name, lambda: _checked(_by_ffmpeg(name, rate), name))
-    return Sound(name, lambda: _resampled(_checked(_by_soundfile(name), name), info.samplerate, rate))
+    return Sound(name, lambda: _resampled(_checked(_by_soundfile(name), name), info.samplerate, rate, name))
 
 
 def list_audio(folder: str | os.PathLike[str]) -> list[Path]:
@@ -138,22 +140,22 @@ def _by_ffmpeg(name: str, rate: int) -> Iterator[Tensor]:
 def _checked(blocks: Iterable[Tensor], name: str) -> Iterator[Tensor]:
     done = 0
     for block in blocks:
-        wrong = (~block.isfinite()).nonzero()
+        wrong = (~(block.abs() < _LOUDEST)).nonzero()
         if len(wrong):
             at = int(wrong[0])
-            raise ValueError(f"{name}: sample {done + at} is {block[at].item()}, expected finite numbers")
+            raise ValueError(f"{name}: sample {done + at} is {block[at].item():g}, expected numbers of about -1 … 1")
         done += len(block)
         yield block
 
 
-def _resampled(blocks: Iterator[Tensor], source: int, target: int) -> Iterator[Tensor]:
+def _resampled(blocks: Iterator[Tensor], source: int, target: int, name: str) -> Iterator[Tensor]:
     """Blocks of `source` samples a second as such of `target`, the same as if all were resampled together.
 
-    A ratio of large numbers is rounded to one part in a million, for which the filter stays small.
+    The ratio is rounded to one of small numbers, for which the filter stays small; those of usual rates are exact.
     """
-    if source < 1 or target < 1:
-        raise ValueError(f"sample rates {source} and {target}: expected at least 1")
-    ratio = Fraction(source, target).limit_denominator(1000)
+    ratio = Fraction(source, target).limit_denominator(1000) if target > 0 else Fraction(0)
+    if ratio <= 0:
+        raise ValueError(f"{name}: {source} samples a second, expected a rate that can be brought to {target}")
     if ratio == 1:
         yield from blocks
         return

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from tqdm import tqdm
 
@@ -66,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     targets = _targets(paths, args.formats, args.output_dir)
     transcriber = _transcriber(args)
     if args.output_dir is not None:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
+        _make_folder(args.output_dir)
     failed = False
-    done: dict[int, Transcript | ValueError] = {}
+    done: dict[int, Transcript | None] = {}
     due = 0
     with tqdm(unit=" s", total=0, unit_scale=True, disable=None) as bar:
 
@@ -78,17 +79,31 @@ def run(args: argparse.Namespace) -> int:
 
         sounds = [partial(open_sound, path, transcriber.mel.sample_rate) for path in paths]
         for index, result in transcriber.run(sounds, progress):
-            done[index] = result
+            said, target = None, targets[index]
+            if isinstance(result, ValueError):
+                failed = True
+                told = str(result) if paths[index] in str(result) else f"{paths[index]}: {result}"
+                bar.write(f"multimodal: error: {told}", file=sys.stderr)
+            elif target is None:
+                said = result
+            else:  # at once, so that no end of the others takes it away
+                _write_files(result, target, args.formats)
+            done[index] = said
             while due in done:  # in the order in which they are given
-                said = done.pop(due)
-                if isinstance(said, ValueError):
-                    failed = True
-                    told = str(said) if paths[due] in str(said) else f"{paths[due]}: {said}"
-                    bar.write(f"multimodal: error: {told}", file=sys.stderr)
-                else:
-                    _write(said, targets[due], args.formats, bar, heading=len(paths) > 1)
+                if (said := done.pop(due)) is not None:
+                    heading = f"{said.name}\n" if len(paths) > 1 else ""
+                    bar.write(heading + FORMATS[args.formats[0]](said), file=sys.stdout, end="")
                 due += 1
     return int(failed)
+
+
+def _make_folder(folder: Path) -> None:
+    """UsageError where nothing can be written to it: told before hours of work are."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(f"--output-dir {folder}: {error.strerror}, expected a folder that takes files") from error
 
 
 def _transcriber(args: argparse.Namespace) -> Transcriber:
@@ -155,16 +170,9 @@ def _targets(paths: Sequence[str], formats: Sequence[str], folder: Path | None) 
     return [folder / name for name in names]
 
 
-def _write(
-    transcript: Transcript, target: Path | None, formats: Sequence[str], bar: "tqdm[None]", *, heading: bool
-) -> None:
+def _write_files(transcript: Transcript, target: Path, formats: Sequence[str]) -> None:
     for name in formats:
-        content = FORMATS[name](transcript)
-        if target is None:
-            title = f"{transcript.name}\n" if heading else ""
-            bar.write(title + content, file=sys.stdout, end="")
-        else:
-            write_whole(target.with_name(f"{target.name}.{name}"), content.encode())
+        write_whole(target.with_name(f"{target.name}.{name}"), FORMATS[name](transcript).encode())
 
 
 def _formats(text: str) -> list[str]:

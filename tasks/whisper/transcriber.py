@@ -26,7 +26,7 @@ class Transcriber:
         clips: finds the parts that are transcribed; None = all.
 
     Raises:
-        ValueError: a language that the model does not have.
+        ValueError: a language that the model does not have; an initial prompt for one that has seen no text before.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class Transcriber:
             raise ValueError(f"{asked}: the model is for one language alone, expected one of many languages")
         if tokenizer.multilingual and language is not None and language not in tokenizer.languages:
             raise ValueError(f"language {language!r}: expected one of {', '.join(tokenizer.languages)}")
+        if options.initial_prompt and not decoder.timestamps:
+            raise ValueError("initial prompt: the model was trained on texts alone, expected one with tokens for times")
         self.decoder = decoder
         self.mel = mel
         self.options = options

@@ -22,7 +22,7 @@ class WindowOptions:
     """What one window has to do with the next."""
 
     use_previous: bool = True
-    """Show the model the text before a window."""
+    """Show the model the text before a window; one without tokens for times has never seen any, and is shown none."""
     initial_prompt: str | None = None
     """Text that is shown before the first window."""
     words: bool = False
@@ -114,7 +114,7 @@ class Windows:
                 continue
             self.segments.append(segment)
             self._tokens += segment.tokens
-        if not self.options.use_previous or found.temperature > _HOT:
+        if not (self.options.use_previous and self.decoder.timestamps) or found.temperature > _HOT:
             self._shown_from = len(self._tokens)
 
     def transcript(self) -> Transcript:

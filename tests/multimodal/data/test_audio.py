@@ -183,8 +183,8 @@ def test_blocks_are_resampled_as_if_together(old: int, new: int) -> None:
     lengths = [3, 50000, 7, 1000, 441]
     sound = noise_of(lengths)
     samples = torch.cat(list(sound.blocks()))
-    apart = torch.cat(list(audio._resampled(sound.blocks(), old, new)))
-    together = torch.cat(list(audio._resampled(iter([samples]), old, new)))
+    apart = torch.cat(list(audio._resampled(sound.blocks(), old, new, "noise")))
+    together = torch.cat(list(audio._resampled(iter([samples]), old, new, "noise")))
     assert len(apart) == len(together) == -(-len(samples) * new // old)
     assert_close(apart, together)
 
@@ -194,10 +194,19 @@ def test_samples_in_memory_need_a_rate_and_numbers() -> None:
         Sound.of(torch.zeros(5))  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"^audio: torch\.int64 \[5\], expected floating-point samples \[N\] or "):
         Sound.of(torch.zeros(5, dtype=torch.long), RATE)
-    samples = torch.zeros(10)
-    samples[7] = torch.nan
-    with pytest.raises(ValueError, match=r"^audio: sample 7 is nan, expected finite numbers$"):
-        list(Sound.of(samples, RATE).blocks())
+    # Of numbers as large as the last one the mel power is infinite.
+    for value, told in ((torch.nan, "nan"), (-torch.inf, "-inf"), (1e25, "1e\\+25")):
+        samples = torch.zeros(10)
+        samples[7] = value
+        with pytest.raises(ValueError, match=rf"^audio: sample 7 is {told}, expected numbers of about -1 … 1$"):
+            list(Sound.of(samples, RATE).blocks())
+    assert len(torch.cat(list(Sound.of(torch.full((10,), 32768.0), RATE).blocks()))) == 10
+
+
+@pytest.mark.parametrize("rate", [0, 1, 7])
+def test_a_rate_too_low_to_resample_is_named(rate: int) -> None:
+    with pytest.raises(ValueError, match=rf"^audio: {rate} samples a second, expected a rate that can be brought to"):
+        list(Sound.of(torch.zeros(10), rate).blocks())
 
 
 def test_bad_files_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +226,7 @@ def test_bad_files_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Monk
         "film.mp4": "soundfile cannot read it (Format not recognised), and FFmpeg",
         "bare.raw": "soundfile cannot read it (",
         "broken.flac": "damaged (",
-        "nan.wav": "sample 42 is nan, expected finite numbers",
+        "nan.wav": "sample 42 is nan, expected numbers of about -1 … 1",
     }
     for name, message in cases.items():
         with pytest.raises(ValueError, match=r".") as caught:

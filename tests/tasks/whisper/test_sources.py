@@ -166,6 +166,10 @@ def test_librispeech(tmp_path: Path) -> None:
         "test": ["SPEAKER 3"],
     }
     assert found["train"][0].seconds == 1.0
+    folder = tmp_path / "LibriSpeech/train-clean-100/1/7"
+    soundfile.write(folder / "1-7-0001.flac", np.zeros(16000), 16000)  # of which the texts have none
+    with pytest.warns(UserWarning, match=r"1 of 4 recordings left out: .*1-7-0001"):
+        assert shown(read_librispeech(tmp_path, LIMITS)) == shown(found)
     with pytest.raises(ValueError, match="none of its recordings there, expected LibriSpeech with folders such as"):
         read_librispeech(tmp_path / "LibriSpeech", LIMITS)
 

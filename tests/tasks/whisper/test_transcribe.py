@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from multimodal.quantize import HOLDS_FOR, Int8Head, quantize
 from tasks.cli import Parser
 from tasks.errors import UsageError
 from tasks.whisper import transcribe
+from tasks.whisper.segments import Transcript
 from tests.tasks.whisper.scripted import tiny_model, tokenizer
 
 RATE = 16000
@@ -118,6 +120,29 @@ def test_a_bad_recording_leaves_the_others_alone(run: Run, model: Path, recordin
         "multimodal: error: none.wav: no such file, expected an audio file",
     ]
     assert out.startswith(f"{recordings[0]}\n")
+
+
+def test_what_is_done_is_written_though_the_first_is_not(
+    run: Run, model: Path, recordings: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Iterator[tuple[int, Transcript]]:
+        yield 1, Transcript("b", None, 1.0, [])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transcribe.Transcriber, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(*recordings, "--checkpoint", model, "--output-dir", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["b.txt"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_place_that_takes_no_files_is_told_before_the_work(
+    run: Run, model: Path, recordings: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(transcribe.Transcriber, "run", lambda *_: pytest.fail("has begun"))
+    with pytest.raises(UsageError, match=r"file.*: .*, expected a folder that takes files$"):
+        run(recordings[0], "--checkpoint", model, "--output-dir", tmp_path / place)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 100, 5 * RATE])

@@ -122,6 +122,14 @@ def test_previous_text_is_shown(say: Say) -> None:
     assert [asked["previous"] for asked in decoder.asked] == [[], []]
 
 
+def test_a_model_of_texts_alone_is_shown_no_previous_text() -> None:
+    decoder = Scripted([[1, 2]], of=tokenizer(num_timestamps=0))
+    assert len(run(decoder, 70.0).segments) == 3
+    assert [asked["previous"] for asked in decoder.asked] == [[], [], []]
+    with pytest.raises(ValueError, match=r"^initial prompt: the model was trained on texts alone, expected one with "):
+        Transcriber(decoder, MEL, WindowOptions(initial_prompt="gh"))
+
+
 def test_parts_of_a_sound(say: Say) -> None:
     decoder = Scripted([say(0.0, "ab", 2.0)])
     windows = Windows(decoder, MEL.read(sound(60.0)), None, WindowOptions(), [(500, 800), (4000, 9000)])
