@@ -79,13 +79,16 @@ class Message:
             raise ValueError(f"sample_rate is {rate}, expected at least {LOWEST_RATE} for Morse code")
         rng = np.random.default_rng((*self.key, 2))
         times = np.arange(int(self.seconds * rate)) / rate
+        brief = times.astype(np.float32)  # in which a cosine takes a tenth of the time
         corners = (self.edges[:, None] + np.array([-0.5, 0.5]) * _RAMP).ravel()
         levels = np.resize([0.0, 1.0, 1.0, 0.0], len(corners))
-        depth, (slow, wander) = rng.uniform(0, _FADE), rng.uniform(2, 8, 2)
-        begin, at = rng.uniform(0, 2 * math.pi, 2)
-        fading = 1 - depth * (0.5 + 0.5 * np.cos(2 * math.pi / slow * times + begin))
-        drift = rng.uniform(0, _DRIFT) * wander * np.cos(2 * math.pi / wander * times + at)  # of the phase
-        tone = np.interp(times, corners, levels) * fading * np.sin(2 * math.pi * self.frequency * times - drift)
+        depth, (slow, wander) = rng.uniform(0, _FADE), rng.uniform(2, 8, 2).tolist()
+        begin, at = rng.uniform(0, 2 * math.pi, 2).tolist()
+        fading = 1 - depth * (0.5 + 0.5 * np.cos(2 * math.pi / slow * brief + begin))
+        drift = rng.uniform(0, _DRIFT) * wander * np.cos(2 * math.pi / wander * brief + at)  # of the phase
+        turns = self.frequency * times
+        phase = (2 * math.pi * (turns - np.floor(turns))).astype(np.float32) - drift
+        tone = np.interp(times, corners, levels) * fading * np.sin(phase)
         noise = rng.standard_normal(len(times), dtype=np.float32)
         noise *= math.sqrt(0.5 * rate / 2 / _BAND) * 10 ** (-self.snr / 20)
         gain = 0.1 * 10 ** rng.uniform(-0.5, 0.5)
