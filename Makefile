@@ -64,8 +64,8 @@ clothing: $(STAMP)  ## measure the clothing figures (about an hour): make clothi
 bccd: $(STAMP)  ## measure the blood cell figures (half an hour): make bccd ROOT=BCCD WEIGHTS=tf_efficientnet_lite0.safetensors
 	$(BIN)/python benchmarks/bccd.py --root $(ROOT) --weights $(WEIGHTS)
 
-emoji: $(STAMP)  ## measure the figures of captioned emoji (half an hour a seed): make emoji ROOT=EMOJI
-	for seed in 0 1 2; do for which in ours open_clip recipe; do \
+emoji: $(STAMP)  ## measure the figures of captioned emoji (three quarters of an hour a seed): make emoji ROOT=EMOJI
+	for seed in 0 1 2; do for which in ours open_clip float32 recipe; do \
 	  $(BIN)/python benchmarks/emoji.py --which $$which --seed $$seed --root $(ROOT) || exit 1; done; done
 	$(BIN)/python benchmarks/emoji.py
 

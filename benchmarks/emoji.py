@@ -4,9 +4,10 @@
     python benchmarks/emoji.py                                       # the section, from all runs there
 
 `ours` (the command line) and `open_clip` (a loop written out below) have the same size, images, captions, order of
-images, loss, optimizer, schedule and steps, on one thread, so that two can run at a time; `recipe` is `ours` with
-stronger augmentation, for twice the epochs. EMOJI holds captions.tsv and the drawings of twitter/, nine tenths of
-whose captions are trained on, and of google/.
+images, loss, optimizer, schedule and steps, on one thread, so that two can run at a time. `float32` is `ours` without
+bfloat16: from the same weights, both programs then have the same losses (tests/parity/test_open_clip_training.py).
+`recipe` is `ours` with stronger augmentation, for twice the epochs. EMOJI holds captions.tsv and the drawings of
+twitter/, nine tenths of whose captions are trained on, and of google/.
 """
 
 import argparse
@@ -152,7 +153,12 @@ def report(out: Path) -> None:
     write_section("CLIP on emoji beside open_clip", [origin("open-clip-torch"), "", about, "", *rows])
 
 
-RUNS = {"ours": ours, "open_clip": plain_loop, "recipe": partial(ours, more=RECIPE)}
+RUNS = {
+    "ours": ours,
+    "open_clip": plain_loop,
+    "float32": partial(ours, more={"trainer.precision": "32-true"}),
+    "recipe": partial(ours, more=RECIPE),
+}
 
 
 def main() -> None:
