@@ -7,7 +7,7 @@ EXTRAS := dev,peers,export,detection,audio,rl
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format results benchmark clothing bccd emoji digits mujoco wheel clean
+.PHONY: help setup demo test lint types format results benchmark clothing bccd emoji digits speech mujoco wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */\1|/' | awk -F'|' '{ printf "  make %-9s %s\n", $$1, $$2 }'
@@ -69,8 +69,11 @@ emoji: $(STAMP)  ## measure the figures of captioned emoji (three quarters of an
 	  $(BIN)/python benchmarks/emoji.py --which $$which --seed $$seed --root $(ROOT) || exit 1; done; done
 	$(BIN)/python benchmarks/emoji.py
 
-digits: $(STAMP)  ## measure the figures of spoken digits (half an hour): make digits ROOT=FSDD
+digits: $(STAMP)  ## measure the figures of spoken digits (eight minutes): make digits ROOT=FSDD
 	$(BIN)/python benchmarks/fsdd.py --root $(ROOT)
+
+speech: $(STAMP)  ## measure the speed of transcription (ten minutes, idle cores): make speech ROOT=UTTERANCES WEIGHTS=tiny.en.pt
+	$(BIN)/python benchmarks/whisper_speed.py --root $(ROOT) --weights $(WEIGHTS)
 
 mujoco: $(STAMP)  ## measure the figures of Hopper and HalfCheetah (an hour): make mujoco ROOT=FOLDER
 	$(BIN)/python benchmarks/dt_mujoco.py --root $(ROOT) --name hopper
