@@ -95,7 +95,7 @@ class AudioStem(nn.Module):
         num_mels: channels of the spectrogram.
         embed_dim: width of a token.
         kernels: frames that each convolution sees, odd numbers; the published ones see 3.
-        stride: frames of a token; the second convolution has two of it, and the first what is left of an even one.
+        stride: frames of a token. Of an even one the second convolution strides over two, the first over the rest.
     """
 
     def __init__(self, num_mels: int, embed_dim: int, kernels: tuple[int, int] = (3, 3), stride: int = 2) -> None:

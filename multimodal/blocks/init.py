@@ -1,4 +1,4 @@
-"""How six families initialise a stack, biases included; norms keep ones and zeros.
+"""How five families initialise a stack, biases included; norms keep ones and zeros.
 
 D embed_dim, L depth
 """

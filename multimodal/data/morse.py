@@ -79,7 +79,7 @@ class Message:
             raise ValueError(f"sample_rate is {rate}, expected at least {LOWEST_RATE} for Morse code")
         rng = np.random.default_rng((*self.key, 2))
         times = np.arange(int(self.seconds * rate)) / rate
-        brief = times.astype(np.float32)  # in which a cosine takes a tenth of the time
+        brief = times.astype(np.float32)  # in which cosines take far less time
         corners = (self.edges[:, None] + np.array([-0.5, 0.5]) * _RAMP).ravel()
         levels = np.resize([0.0, 1.0, 1.0, 0.0], len(corners))
         depth, (slow, wander) = rng.uniform(0, _FADE), rng.uniform(2, 8, 2).tolist()
