@@ -207,8 +207,7 @@ def _corpus(
                 try:
                     name, _, text, *_ = data.get_metadata(index)
                 except FileNotFoundError as error:  # of LibriSpeech's, a text that is not among those of its folder
-                    found.problems.append(str(error))
-                    found.total += 1
+                    found.add(split, "", "", "", label=f"recording {index}", problem=str(error))
                     continue
                 found.add(split, str(base(data) / name), str(name), str(text), label=str(name))
     if not found.total:
